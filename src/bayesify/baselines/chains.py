@@ -138,6 +138,6 @@ class Chains(FixedDraws):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The chains over a copy of the network."""
+        """Rebuild the chains over a copy of the network."""
         fixed = FixedDraws.restore(net, config, state)
         return cls(fixed.draws, fixed.likelihood, fixed.output, **below("chains", state))

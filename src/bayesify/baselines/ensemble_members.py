@@ -1,4 +1,4 @@
-"""Training of a deep ensemble that needs only the memory of one member."""
+"""Training of a deep ensemble in the memory of a single member."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fit_members(
     together, which is faster for small networks.
 
     Args:
-        bnn: A network with an `Ensemble` posterior and a likelihood; it is changed.
+        bnn: A network with an `Ensemble` posterior and a likelihood; it is changed in place.
         loader: Iterable of batches that starts again each epoch.
         epochs: Number of passes over the data.
         steps: How batches become steps; see `bayesify.fit`.
@@ -47,7 +47,7 @@ def fit_members(
 
 
 def members_of(bnn: BayesianNetwork, owner: str) -> int:
-    """Number of members of a deep ensemble; errors name `owner`.
+    """Number of members of a deep ensemble. Error messages name `owner`.
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.

@@ -104,7 +104,7 @@ class FixedDraws(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The draws over a copy of the network. The KL of the draws is not stored, so it is NaN."""
+        """Rebuild the draws over a copy of the network. The KL of the draws is not stored, so it is NaN."""
         network = copy_network(net, "FixedDraws")
         network.load_state_dict(below("network", state), strict=False)
         reference = next(network.parameters())

@@ -24,19 +24,19 @@ from bayesify.training.optimizers import make_optimizer
 class IVON(NaturalGradient):
     r"""Improved variational online Newton (Shen et al. 2024, algorithm 1).
 
-    Let $\hat g$ be the gradient of the mean negative log-likelihood per example at a draw $\theta \sim q$. $\lambda$ is the number
-    of examples divided by the KL's weight, $\delta$ the prior precision divided by $\lambda$, and
-    $\sigma^2 = 1 / (\lambda (h + \delta))$ are the variances of q. A step is
+    Let $\hat g$ be the gradient of the mean negative log-likelihood per example at a draw $\theta \sim q$. Let $\lambda$ be the
+    number of examples divided by the KL's weight, and let $\delta$ be the prior precision divided by $\lambda$. The variances of
+    q are $\sigma^2 = 1 / (\lambda (h + \delta))$. A step is
 
     $$ \hat h = \hat g\, \frac{\theta - m}{\sigma^2}, \qquad
        h \leftarrow h + (1 - \beta_2)(\hat h - h) + \tfrac12 (1 - \beta_2)^2 \frac{(\hat h - h)^2}{h + \delta}, $$
     $$ g \leftarrow \beta_1 g + (1 - \beta_1) \hat g, \qquad
        m \leftarrow m - \alpha \frac{g / (1 - \beta_1^t) + \delta m}{h + \delta}. $$
 
-    The reparameterization trick makes $\hat h$ an estimate of the Hessian's diagonal, averaged over q. The last term keeps
-    $h + \delta$ positive. At a fixed point, the mean and the standard deviations are stationary for the bound of `bnn.elbo`. For
-    linear regression with known noise, m is then the exact posterior mean, and $1 / \sigma^2$ is the diagonal of the exact
-    precision.
+    The reparameterization trick makes $\hat h$ an estimate of the Hessian's diagonal, averaged over q. The last term in the
+    update of h keeps $h + \delta$ positive. At a fixed point, the mean and the standard deviations are stationary for the bound
+    of `bnn.elbo`. For linear regression with known noise, m is then the exact posterior mean, and $1 / \sigma^2$ is the diagonal
+    of the exact precision.
 
     A step needs one ordinary gradient of the bound. The gradient's component for $\log \sigma$ is $G = \sigma^2 (\hat h - h)$,
     so $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. Gradients of single examples are not
@@ -55,7 +55,7 @@ class IVON(NaturalGradient):
     $\alpha$ itself.
 
     Args:
-        bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
+        bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed in place.
         num_data: Number of examples N; by default `fit` counts them.
         learning_rate: Learning rate $\alpha$; 1 would be a full Newton step.
         momentum: Decay $\beta_1$ of the gradient's moving average.

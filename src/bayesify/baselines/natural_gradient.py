@@ -96,7 +96,7 @@ class NaturalGradient(ABC):
         generator: torch.Generator | None = None,
         learning_rate: Positive | None = None,
     ) -> float:
-        """Take one step from a batch, in the current mode (train or eval) of the network.
+        """Take one step with a batch, in the current mode (train or eval) of the network.
 
         Args:
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.

@@ -31,8 +31,8 @@ Fisher = Literal["sampled", "exact", "empirical"]
 class NoisyKFAC(LayerwiseTrainer):
     r"""Noisy natural gradient with a matrix normal posterior (NNG; Zhang et al. 2018, algorithm 2).
 
-    For the matrix `[W b]` of a layer with inputs $a$ (a 1 appended for the bias) and gradients $g$ of $-\log p(y | f)$ at
-    its outputs, the Fisher information is approximated by $A \otimes S$, with moving averages of
+    Consider the matrix `[W b]` of a layer. Let $a$ be the layer's inputs (with a 1 appended for the bias), and let $g$ be the
+    gradients of $-\log p(y | f)$ at its outputs. The Fisher information is approximated by $A \otimes S$, with moving averages of
 
     $$ A = \tfrac1B \sum_i \sum_t a_{it} a_{it}^\top, \qquad S = \tfrac{1}{B T} \sum_i \sum_t g_{it} g_{it}^\top $$
 
@@ -60,7 +60,7 @@ class NoisyKFAC(LayerwiseTrainer):
 
     Args:
         bnn: A network with `MatrixNormal` posteriors over linear and convolution layers, a likelihood and a fixed prior; it is
-            changed.
+            changed in place.
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
         damping: Extra damping $\eta$.

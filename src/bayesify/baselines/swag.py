@@ -61,7 +61,7 @@ NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
 
 
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
-    """Learning rate of SGD for a likelihood.
+    """Learning rate of SGD that suits a likelihood.
 
     If the Gaussian noise variance is below a tenth of `spread`, the variance of the targets, the rate shrinks in proportion to
     the noise variance, because the loss becomes steeper by the same factor.
@@ -72,7 +72,7 @@ def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> flo
 
 @register_predictor
 class SWAG(Drawable):
-    r"""A Gaussian with a diagonal and a low-rank part over the iterates of SGD (Maddox et al. 2019).
+    r"""A Gaussian fitted to the iterates of SGD, whose covariance has a diagonal and a low-rank part (Maddox et al. 2019).
 
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
 
@@ -89,7 +89,7 @@ class SWAG(Drawable):
 
     Args:
         net: The trained network, which is copied.
-        likelihood: p(y | outputs): an instance, a name or plain data.
+        likelihood: Likelihood p(y | outputs), as an instance, a name or plain data.
         rank: Largest number of columns of D; 0 for a diagonal covariance.
         scale: Factor c on the covariance; a value below 1 tempers the posterior.
         output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
@@ -188,7 +188,7 @@ class SWAG(Drawable):
 
         The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. Parameters of the
         likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Except with BatchNorm,
-        `history.findings` says if the iterates' mean is worse than the network. If rows represent w examples, divide the rate by w.
+        `history.findings` says if the iterates' mean is worse than the network. If a row has weight w, divide the rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
@@ -199,8 +199,8 @@ class SWAG(Drawable):
                 starts again at a quarter of the default rate, at most four times.
             momentum: Momentum of SGD.
             prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
-            weight_decay: Weight decay of SGD, the same for all weights; use it instead of a prior.
-            num_data: Number of examples N, for the prior; counted by default.
+            weight_decay: Weight decay of SGD, the same for all weights; give either this or a prior.
+            num_data: Number of examples N, which the prior needs; counted by default.
             collect_every: Number of steps between iterates. By default, an iterate is collected once per epoch.
             skip_epochs: Number of epochs before the first iterate is collected.
             optimizer: Function from parameter groups, which contain the weight decay, to an optimizer that replaces SGD.
@@ -238,10 +238,14 @@ class SWAG(Drawable):
         rate: float,
         iterating: _Iterating,
     ) -> None:
-        """Train at a rate and collect iterates. Raises `ValueError` if the loss rises by more than `MAX_LOSS_RISE`."""
+        """Train at the given learning rate, and collect iterates. Raises `ValueError` if the loss rises by more than
+        `MAX_LOSS_RISE`."""
         self.history = fit(iterating, loader, optimizer=lambda _: make(rate), update=collect(), **options)
         if iterating.rise(options["num_data"], self.history[-1]["nll"]) > MAX_LOSS_RISE:
-            raise ValueError(f"SWAG: the loss rose by more than {MAX_LOSS_RISE:g} nats; lower learning_rate={rate:g}")
+            raise ValueError(
+                f"SWAG: with learning_rate={rate:g}, the loss rose by more than {MAX_LOSS_RISE:g} nats; "
+                "lower the learning rate"
+            )
 
     @torch.no_grad()
     def _widen_noise(self, batches: Sequence[Batch], num_data: int) -> None:
@@ -535,7 +539,7 @@ class SWAG(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The posterior over a copy of the network, with the collected moments."""
+        """Rebuild the posterior over a copy of the network, with the collected moments."""
         swag = cls(net, config["likelihood"], config["rank"], scale=config["scale"], output=config["output"])
         swag.weights = {name: weight for name, weight in catalog(net).weights.items() if name in config["weights"]}
         swag.network.load_state_dict(below("network", state))

@@ -53,7 +53,7 @@ class TemperatureScaling(Predictor):
 
     Args:
         model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.
-        likelihood: p(y | outputs) of a plain network: an instance, a name or plain data.
+        likelihood: Likelihood p(y | outputs) of a plain network, as an instance, a name or plain data.
         output: Name or index of the output that the likelihood applies to, for a plain network with several outputs.
 
     Attributes:
@@ -274,7 +274,10 @@ def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])
     if not bool(torch.isfinite(values).any()):
-        raise ValueError("TemperatureScaling: the log-likelihood is not finite at any value; check outputs and targets")
+        raise ValueError(
+            "TemperatureScaling: the log-likelihood is not finite for any temperature or factor; check "
+            "outputs and targets"
+        )
     best = int(values.nan_to_num(nan=math.inf).argmin())
     if best in (0, NUM_GRID_POINTS - 1):
         bound, perfect = math.exp(float(grid[best])), "every validation example is predicted correctly"

@@ -45,7 +45,7 @@ class VOGN(LayerwiseTrainer):
     gradient is the part that flows through the example's own activations.
 
     Args:
-        bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed.
+        bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed in place.
         num_data: Number of examples N; by default `fit` counts them.
         learning_rate: Learning rate $\alpha$; 1 would be a full Newton step.
         momentum: Decay $\beta_1$ of the gradient's moving average.

@@ -26,7 +26,7 @@ def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any],
     """Lock the folder and prepare it for runs. Afterwards it holds the data and the settings, and no results of other comparisons.
 
     Yields:
-        The file with the data, which runs read.
+        Path of the data file that the runs read.
 
     Raises:
         InputError: If the folder cannot be written or is in use, if it holds results although `resume` is false, or if the
@@ -63,8 +63,8 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
     known = _read(folder / SETTINGS)
     if known is None:
         raise InputError(
-            f"{folder}: the folder has {finished} finished runs, but their settings are unknown because {SETTINGS} is missing "
-            "or damaged; delete the folder, or choose another with --out"
+            f"{folder}: the folder has {finished} finished runs, but their settings are unknown because {SETTINGS} is "
+            "missing or damaged; delete the folder, or choose another folder with --out"
         )
     if not resume:
         raise InputError(

@@ -106,7 +106,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of the `most` columns that are most correlated with the targets [N], or of all columns if there are fewer.
+    """Names of the columns that are most correlated with the targets [N]; their number is at most `most`.
 
     A column that was split into parts, such as a date, has several arrays of numbers, each [N].
     """

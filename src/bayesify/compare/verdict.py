@@ -55,11 +55,12 @@ class Verdict:
     """Recommendation of a comparison, with its reasons.
 
     Args:
-        headline: Method to use, or the methods that are tied.
-        certainty: `"clear"`: one method is better than all others by a paired test, and by enough to matter. `"tie"`: some
-            methods are within a standard error of the best. `"likely"`: no other method is within a standard error of the best,
-            but at least one is not clearly worse by the test. `"nothing"`: no method is clearly better than a constant guess.
-            `"untested"`: there was a single split.
+        headline: Sentence that names the best method or the tied methods.
+        certainty: `"clear"`: one method is better than all others according to a paired test, and by enough to matter. `"tie"`:
+            some methods are within a standard error of the best. `"likely"`: no other method is within a standard error of the
+            best, but at least one is not clearly worse according to the test. `"nothing"`: no method is clearly better than a
+                constant
+            guess. `"untested"`: there was a single split.
         pick: Method to use: the best method or, in a tie, the cheapest of the tied methods whose uncertainty is accurate.
         network: `pick`, if bayesify can fit this method. Otherwise the best Bayesian method that is tied with `pick`, or the
             best network if none is tied; `None` if no network was ranked.
@@ -171,7 +172,7 @@ def _headline(
 def _choice(
     certainty: str, pick: MethodRow, network: MethodRow | None, tied: Sequence[MethodRow], summary: Summary, target: str
 ) -> list[str]:
-    """Which method to use, and how the best network compares with the best method that is not a network."""
+    """Sentences that say which method to use, and how the best network compares with the best method that is not a network."""
     told = []
     if certainty == "tie":
         if len(tied) > MAX_NAMES:
@@ -222,7 +223,7 @@ def _more(nats: float) -> str:
 
 
 def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Sequence[str]) -> list[str]:
-    """Size of the errors, compared with the errors of a constant guess."""
+    """Sentences that compare the size of the errors with the errors of a constant guess."""
     constant = summary.row("constant")
     if summary.task == "regression":
         told = f"The typical error of {_words(row)} is {significant(row.means['rmse'] or 0.0)}"
@@ -355,7 +356,7 @@ def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
 
 
 def _thirds(row: MethodRow, tested: int) -> list[str]:
-    """Whether 90 % intervals contain 90 % of the targets in each third of the predictions: low, middle and high."""
+    """Sentences that say whether the 90 % intervals are right in each third of the predictions: low, middle and high."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
     if any(cover is None for cover in covers) or not tested:
         return []

@@ -130,7 +130,7 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     known = next(part for part in random if part is not None)
     for part in random:
         if part is not None and (part.batch != 0 or part.channels[-1] != 1 or part.channels[-2] != 0):
-            raise NoRule("attention whose queries, keys and values are not [B, ..., T, D] has no rule")
+            raise NoRule("attention whose queries, keys and values do not have the shape [B, ..., T, D] has no rule")
     parents = [part for part in random if part is not None]
     for one, other in itertools.combinations(parents, 2):
         lanes = one.own_lanes(), other.own_lanes()

@@ -401,7 +401,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Moments:
-    """In evaluation mode, an affine map of each channel."""
+    """Batch normalization in evaluation mode, which is an affine map of each channel."""
     _fixed("batch normalization", weight, bias)
     if training or running_var is None:
         raise NoRule("batch normalization by the batch's own statistics has no rule")

@@ -89,7 +89,7 @@ def _elementwise(
 
 
 def combined(x: Value, y: Value, function: Callable[[Tensor, Tensor], Tensor], affine: bool, name: str) -> Moments:
-    """The result of a function of two values that are functions of the same units."""
+    """Apply a function to two values that are both functions of the same units."""
     affine = affine and x.affine and y.affine
     root = x.root if affine else nonlinear(x.root, name)
 

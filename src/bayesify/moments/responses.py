@@ -130,7 +130,7 @@ class Correlated:
 
     @property
     def num_sure(self) -> int:
-        """0 with several positions, otherwise the number of all parts."""
+        """0 if there are several positions, otherwise the number of all parts."""
         return 2 if self.covariance.shape[1] == 1 else 0
 
     @cached_property
@@ -200,7 +200,7 @@ class SharedWeights:
 
 @dataclass
 class SharedRows:
-    """Noise of an embedding's rows, which positions with the same token share.
+    """Noise of an embedding's rows. Positions with the same token share a row.
 
     Args:
         std: Standard deviations of the embedding row at each position, [B, P, E].

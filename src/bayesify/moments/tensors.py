@@ -1,4 +1,4 @@
-"""Tensors that carry means and variances through a network instead of numbers."""
+"""Tensors that carry means and variances, instead of numbers, through a network."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Value:
         together: Correlation between neighboring positions, and between any two positions, [2, B].
         sources: Noise sources on which the units depend.
         stem: Noise sources that the last linear maps added. Values whose stems overlap are strongly correlated.
-        aligned: Order of the last linear map's node, if the units are its channels; otherwise -1.
+        aligned: Order of the last linear map's node, if the units are channels of this map; otherwise -1.
         lanes: For each unit, its channel in the last linear map, in the shape of the units; `None` if the channels are not
             tracked.
         doubt: How well the variances are known: `EXACT`, `ESTIMATED` or `UNKNOWN`.
@@ -96,7 +96,7 @@ class Value:
 
     @property
     def root(self) -> Value:
-        """Units of which these units are an elementwise function, or these units themselves."""
+        """The units `base`, or these units themselves if there is no `base`."""
         return self if self.base is None else self.base
 
     def at(self, units: Tensor) -> Tensor:
@@ -576,7 +576,7 @@ def use(weight: Any) -> None:
     """Record that a weight is used.
 
     Raises:
-        NoRule: If the weight was used before, because two uses of one weight are not independent.
+        NoRule: If the weight was used before. Two uses of one weight are not independent.
     """
     if isinstance(weight, Moments) and weight.pass_ is not None:
         if weight.name_ in weight.pass_.used:

@@ -89,7 +89,7 @@ _OF_CLASSIFICATION |= {"logits", "entropy"}
 
 
 class Predictive:
-    """The predictive distribution of a batch of examples, a mixture over draws.
+    """The predictive distribution of a batch of examples, which is a mixture over draws.
 
     A prediction can be pickled if its outputs are kept.
 

@@ -1,4 +1,4 @@
-"""Predictions of classes: a mixture over draws of categorical distributions."""
+"""Predictions of classes: mixtures of categorical distributions, one distribution per draw."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bayesify.predictive.base import Outputs, Predictive, with_column
 
 
 class ClassificationPredictive(Predictive):
-    r"""A mixture over draws of categorical distributions: $p(y) = \frac1S \sum_s p_s(y)$.
+    r"""A mixture of categorical distributions, one per draw: $p(y) = \frac1S \sum_s p_s(y)$.
 
     Args:
         outputs: The network's outputs for each draw.

@@ -69,7 +69,7 @@ class OutputGaussian:
 
     @property
     def is_joint(self) -> bool:
-        """Whether the covariance of all outputs of an example is known, and not only parts of it."""
+        """Whether the full covariance of an example's outputs is known, and not only parts of it."""
         if isinstance(self._given, Tensor):
             return self._given.ndim == 3
         return len(self._given) == len(self.mean)

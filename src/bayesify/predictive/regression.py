@@ -1,4 +1,4 @@
-"""Predictions of numbers: a mixture over draws of distributions of one family."""
+"""Predictions of numbers: mixtures of distributions of one family, one distribution per draw."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from bayesify.predictive.families.gaussian import GAUSSIAN
 
 
 class RegressionPredictive(Predictive):
-    r"""A mixture over draws of distributions from one family, independent over outputs: $p(y) = \frac1S \sum_s p(y; \theta_s)$.
+    r"""A mixture of distributions from one family, one per draw: $p(y) = \frac1S \sum_s p(y; \theta_s)$. Given the draw, outputs
+    are independent.
 
     Args:
         outputs: The network's outputs for each draw.
         components: Function that maps outputs [S, rows, ...] to the family's parameters [S, rows, O], such as means and variances
-            of Gaussians. It must be at module level (or a partial of one), so that predictions can be pickled.
+            of Gaussians. It must be a function at module level, or a partial of one, so that predictions can be pickled.
         family: Family of the distributions.
     """
 

@@ -105,7 +105,7 @@ class SharedBasis(Spread):
         return self._rows if self._basis is None else self._rows @ self._basis.square().T
 
     def row_means(self) -> Tensor:
-        """The means of the rows, by products with the eigenvectors' means."""
+        """The means of the rows, computed as products with the eigenvectors' means."""
         if self._basis is None:
             return self._rows / self.num_noise
         return (self._rows * self._basis.mean(0)) @ self._basis.T
@@ -116,14 +116,14 @@ class SharedBasis(Spread):
         return noise * root if self._basis is None else ((noise @ self._basis) * root) @ self._basis.T
 
     def dense(self) -> Tensor:
-        """The covariance matrices, by one matrix product each."""
+        """The covariance matrices, computed with one matrix product each."""
         if self._basis is None:
             return torch.diag_embed(self._rows)
         return (self._basis * self._rows.unsqueeze(-2)) @ self._basis.T
 
 
 class LowRank(Spread):
-    r"""$C_n = R_n R_n^\top$, the covariance of draws, from roots R, [N, K, n].
+    r"""Covariances $C_n = R_n R_n^\top$ that were estimated from draws; the roots R are [N, K, n].
 
     Column j of R belongs to the same draw at all positions of an example.
     """
@@ -139,7 +139,7 @@ class LowRank(Spread):
         return self._rows.square().sum(-1)
 
     def row_means(self) -> Tensor:
-        """The means of the rows, by products with the columns' means."""
+        """The means of the rows, computed as products with the columns' means."""
         return (self._rows @ self._rows.mean(-2).unsqueeze(-1)).squeeze(-1)
 
     def move(self, noise: Tensor) -> Tensor:
@@ -147,5 +147,5 @@ class LowRank(Spread):
         return (noise.transpose(0, 1) @ self._rows.mT).transpose(0, 1)
 
     def dense(self) -> Tensor:
-        """The covariance matrices, by one matrix product each."""
+        """The covariance matrices, computed with one matrix product each."""
         return self._rows @ self._rows.mT

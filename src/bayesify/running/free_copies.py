@@ -19,9 +19,10 @@ class FreeCopies:
     """Light copies of one network that no pass is using, for single passes in the network's own mode.
 
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
-    written back. Checking both costs less than another copy. Other code may still hold a module of the copy, for example as a
-    dictionary key. Even then a reuse is correct, because with a plain network the key would also be the same in every call. Each
-    prediction gets a new copy and keeps nothing of its passes. Copies and pickles of this object contain no light copies.
+    written back. Checking both conditions costs less than making another copy. Other code may still hold a module of the copy,
+    for example as a dictionary key. Even then a reuse is correct, because with a plain network the key would also be the same in
+    every call. Each prediction gets a new copy and keeps nothing of its passes. Copies and pickles of this object contain no
+    light copies.
     """
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ WeightDict = Mapping[str, Tensor]
 
 
 def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword inputs of a network: a tensor, a tuple or list of inputs, or a mapping of keyword inputs."""
+    """Positional and keyword inputs of a network, from a tensor, a tuple or list of inputs, or a mapping of keyword inputs."""
     if isinstance(x, Mapping):
         return (), dict(x)
     if isinstance(x, (tuple, list)):
@@ -100,7 +100,7 @@ def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         _refuse_array(leaf)
     kinds = ", ".join(type(value).__name__ for value in (*args, *kwargs.values())) or "nothing"
     raise ValueError(
-        f"predict: no tensor with a batch dimension among the inputs ({kinds}); give at least one tensor [B, ...]; "
+        f"predict: none of the inputs ({kinds}) is a tensor with a batch dimension; give at least one tensor [B, ...]; "
         "for a loader, call predict for each batch"
     )
 
@@ -109,7 +109,8 @@ _PLAIN_INPUTS = (bool, int, float, str, type(None))
 
 
 def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Key under which the cost of an example is cached: types and shapes of tensors without the first axis, and plain inputs."""
+    """Key under which the cost of an example is cached: dtypes of tensors, shapes without the first axis, and values of plain
+    inputs."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor):
@@ -195,7 +196,7 @@ def stack(*leaves: Any) -> Any:
 
 
 def each(values: WeightDict) -> Iterator[WeightDict]:
-    """The draws one by one, without the draws axis.
+    """Yield the draws one by one, without the draws axis.
 
     All draws come from one `unbind`, because the gradient of indexing would have the size of all draws for every single draw.
     """

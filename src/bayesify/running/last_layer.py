@@ -47,7 +47,7 @@ def last_layer(
         args: Positional inputs. Only two examples are run.
         kwargs: Keyword inputs.
         output: Key of the output, if there are several.
-        values: Values of the weights; the network's own by default.
+        values: Values of the weights; by default the network's own values.
         owner: Name of the caller for error messages.
         seen: Function that is called with the outputs of the examples.
 

@@ -65,7 +65,7 @@ PROBED_ROWS = 4
 def count_activation_bytes(
     runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: WeightDict | None = None
 ) -> tuple[float, Any]:
-    """Bytes that one pass allocates per example, and the output of a few examples."""
+    """Number of bytes that one pass allocates per example, and the output of a few examples."""
     probe = min(batch_size(args, kwargs), PROBED_ROWS)
     few_args, few_kwargs = next(split_rows(args, kwargs, probe))
     try:

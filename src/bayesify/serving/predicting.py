@@ -72,7 +72,7 @@ def predict_table(
     reading: Reading | None = None,
     asked: Questions | None = None,
 ) -> Outcome:
-    """Predict the rows of a table and write them, in order, as CSV.
+    """Predict the rows of a table and write the predictions, in the order of the rows, as CSV.
 
     The first columns of the file identify the row: they are the table's identifiers, such as customer numbers, or otherwise
     `row`, which counts from 1. For a regression, the columns `prediction`, `lower`, `upper`, `std` and `unusual` follow; for a

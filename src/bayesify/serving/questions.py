@@ -47,7 +47,7 @@ class Costs:
         file, the first column holds the true classes. Each other column is a decision, which may have any name.
 
         Args:
-            text: Costs, or the path of a file.
+            text: Costs as a text, or the path of a file with costs.
             classes: The model's classes.
 
         Raises:

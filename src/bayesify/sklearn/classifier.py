@@ -40,16 +40,16 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
             five times this for `"auto"`.
-        epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori,
-            takes a quarter as many. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum
-            number of optimizer steps.
-        learning_rate: Initial learning rate of Adam. Methods with their own training recipe take it from
+        epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori, takes a
+            quarter as many passes. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum number of
+            optimizer steps.
+        learning_rate: Initial learning rate of Adam. Methods with their own training recipe take the learning rate from
             `method_options`.
         batch_size: Number of rows per batch. By default, up to 1,024 rows form one batch, and larger tables use batches
             of 256 rows. For `"auto"`, the default is 128, or 256 for more than 1,500 rows.
         num_draws: Number of draws of the weights per training step.
-        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. A chain
-            or an ensemble uses all its draws if it has fewer.
+        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. If a chain or an
+            ensemble has fewer draws, all of them are used.
         standardize: Whether inputs are scaled to mean 0 and variance 1.
         memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`. With 0, none are kept.
         random_state: Seed of everything random.
@@ -78,7 +78,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             The estimator itself.
 
         Raises:
-            ValueError: If the data or parameters are invalid, for example a single class or an unknown method.
+            ValueError: If the data or parameters are invalid, for example if y has a single class or the method is unknown.
             ImportError: If the method needs a package that is not installed.
         """
         return self.fit_several([self], [(X, y)], [sample_weight])[0]
@@ -106,7 +106,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         first = not hasattr(self, "fitted_")
         if first and classes is None:
             raise ValueError(
-                "BayesianClassifier: the first call of partial_fit needs classes=, all labels that will ever occur"
+                "BayesianClassifier: the first call of partial_fit needs the argument classes, with all labels that "
+                "will ever occur"
             )
         if not first and classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
             raise ValueError(

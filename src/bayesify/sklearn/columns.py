@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Columns(Plain):
-    """Rules that turn the rows of a data frame into numbers: the kinds of the columns, and the levels and medians of training rows.
+    """Rules that turn the rows of a data frame into numbers. They hold the kinds, levels and medians of the training columns.
 
     Args:
         names: Columns of the training frame, in order.
@@ -48,10 +48,9 @@ class Columns(Plain):
     ) -> tuple[Self, np.ndarray]:
         """Learn the rules from training rows; return the rules and the rows' inputs, [N, D].
 
-        Rows of weight 0 are ignored, and their inputs are zeros. If there are few enough rows for `merge_rows`, rows
-        with the same cells and the same targets y [N, ...] count as one row. The function `score` maps targets and row
-        weights to scores [N, K]. If `score` and y are given, a text column with many levels is also encoded by the mean
-        score of each level.
+        Rows of weight 0 are ignored, and their inputs are zeros. If the table is small enough for `merge_rows`, rows with the
+        same cells and the same targets y [N, ...] count as one row. The function `score` maps targets and row weights to scores
+        [N, K]. If `score` and y are given, a text column with many levels is also encoded by the mean score of each level.
 
         Raises:
             InputError: If two columns have the same name, a column has mixed contents, or no column is usable.
@@ -129,8 +128,8 @@ class Columns(Plain):
         return found
 
     def cells_of(self, inputs: np.ndarray) -> dict[str, str]:
-        """The cells of a row as texts, reconstructed from its inputs [E]. A text that they do not determine is called "a rare
-        text"."""
+        """The cells of a row as texts, reconstructed from its inputs [E]. A text that the inputs do not determine is called "a
+        rare text"."""
         owners, schema = np.array(self.preparation.owners(self.schema)), self.schema
         owners[list(self.preparation.alternatives[1])] = ""  # level means follow from the levels
         found = {}
@@ -149,7 +148,8 @@ class Columns(Plain):
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The indices of the distinct rows, for each row the place of its distinct row, and a canonical order of the distinct rows.
+    """Three arrays: the indices of the distinct rows, the place of each row's distinct row, and a canonical order of the distinct
+    rows.
 
     If several rows have equal cells and targets, the first of them is the distinct row. If y is `None`, every row is
     distinct.

@@ -237,7 +237,9 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
                     "same columns"
                 )
             if len(X) < options.pop("ensure_min_samples", 1):
-                raise ValueError(f"{owner}: X has {len(X)} rows (samples); give at least 2, or 1 to predict")
+                raise ValueError(
+                    f"{owner}: X has {len(X)} rows (samples); give at least 2 rows to train, or 1 row to predict"
+                )
             if y is not NONE:
                 with self._telling("y with one target for each row"):
                     y = validate_data(self, NONE, y, **options)
@@ -322,7 +324,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
         Args:
             X: [N, D] numbers, or a frame.
-            share: Share of rows like the training rows that will be called unusual.
+            share: Expected share of ordinary rows, which are like the training rows, that are called unusual.
 
         Raises:
             ValueError: If the share is not between 0 and 1.
@@ -359,7 +361,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         Args:
             X: [N, D] numbers, or a frame.
             level: Level of the intervals whose widths are explained.
-            share: Share of rows like the training rows that will be called unusual.
+            share: Expected share of ordinary rows, which are like the training rows, that are called unusual.
 
         Returns:
             The contributions `moves` and `widens`, each [N, D], and in `unusual` the reasons why rows are unusual.

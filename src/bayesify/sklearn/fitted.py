@@ -1,4 +1,4 @@
-"""The result of the recipe: one object with everything that is needed to predict rows of a table."""
+"""The result of the recipe: one object with everything that predictions need."""
 
 from __future__ import annotations
 

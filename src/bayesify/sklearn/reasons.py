@@ -114,7 +114,7 @@ class Groups:
     Args:
         names: Names of the D columns.
         places: For each input, the index of its column in `names`, [E].
-        texts: Whether each of the D columns holds texts.
+        texts: For each of the D columns, whether it holds texts.
     """
 
     names: tuple[str, ...]
@@ -128,7 +128,8 @@ class Groups:
         return cls(tuple(names), places, tuple(kinds.get(name) == "text" for name in names))
 
     def typical(self, neighbors: Neighbors) -> np.ndarray:
-        """Inputs of the typical row, which holds the median of each number or date and the most frequent texts: [E]."""
+        """Inputs of the typical row, [E]. It holds the median of each column of numbers or dates and the most frequent text of
+        each text column."""
         rows = neighbors.rows.double()
         found = torch.zeros_like(neighbors.center)
         for group, text in enumerate(self.texts):
@@ -219,7 +220,8 @@ def explain_rows(
 
 
 def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -> np.ndarray:
-    """Means and widths of intervals, or probabilities and entropy, and the epistemic uncertainty: [K, Q]."""
+    """Q quantities of each row, [K, Q]: means and widths of intervals (for classes, probabilities and entropy), then epistemic
+    uncertainty."""
     scaled = fitted.predict_scaled(x, num_draws)
     found = fitted.in_units(scaled, x)
     if isinstance(found, RegressionPredictive):

@@ -33,10 +33,11 @@ MIN_TAIL_SCORE, MAX_TAIL_SCORE = -38.0, 8.2
 
 @dataclass(frozen=True)
 class Recalibration(Plain):
-    r"""An increasing map G of probabilities (Kuleshov et al. 2018): if a predictive states $P(Y \le y) = u$, the observed
+    r"""An increasing map G of probabilities (Kuleshov et al. 2018). If a predictive states $P(Y \le y) = u$, the observed
     frequency is $G(u)$.
 
-    In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between knots and has slope 1 beyond them.
+    In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between the knots and has slope 1 beyond the first and the last
+    knot.
 
     Args:
         said: Normal scores of stated probabilities, increasing; if empty, G is the identity.

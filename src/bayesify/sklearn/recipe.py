@@ -1,11 +1,11 @@
 """The recipe that turns the rows of a table into a fitted method.
 
 Every method takes the same steps: encode the inputs, list the possible likelihoods and transforms of the target, choose the
-target's units, choose the shape of the network, train, recalibrate. Classes have only one possible likelihood and no units. The
-default method trains members that each hold out different rows. Predictions of the held-out rows decide which likelihood and
-transform are used and when training stops, and they recalibrate the probabilities. All other methods are called named methods.
-A named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network, and the leverages
-and residuals of this network recalibrate its probabilities.
+target's units, choose the shape of the network, train, and recalibrate. Classes have only one possible likelihood and no units.
+The default method trains members that each hold out different rows. Predictions of the held-out rows decide which likelihood and
+transform are used and when training stops, and they recalibrate the probabilities. All other methods are called named methods. A
+named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network, and the leverages and
+residuals of this network recalibrate its probabilities.
 """
 
 from __future__ import annotations
@@ -227,7 +227,8 @@ def _encoded(rows: Rows, encoding: Encoding) -> Rows:
 
 
 def list_candidates(rows: Rows, settings: Settings) -> list[Pair]:
-    """Possible likelihoods and transforms, simplest first. A named method has only one, by default Gaussian noise."""
+    """Possible likelihoods and transforms, simplest first. A named method has only one candidate, by default Gaussian noise
+    without a transform."""
     likelihood, transform = settings.likelihood, settings.transform
     if settings.num_classes:
         return [("categorical", "none")]
@@ -514,7 +515,7 @@ def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, f
 
 
 def _score_start(rows: Rows, own: Candidate) -> float:
-    """CRPS of an untrained network, which predicts one distribution for all rows, fitted to all targets."""
+    """CRPS of an untrained network. It predicts the same distribution for every row, which is fitted to all targets."""
     outputs, bias = torch.zeros(own.num_outputs), _start_bias(rows, own)
     if bias is not None:
         outputs[: len(bias)] = bias
@@ -526,7 +527,7 @@ def _score_start(rows: Rows, own: Candidate) -> float:
 
 @dataclass(frozen=True)
 class _Members:
-    """Members with one likelihood and transform, their out-of-fold predictive in the units of training, and its score.
+    """Members with one likelihood and transform, the members' out-of-fold predictive in the units of training, and its score.
 
     Args:
         members: Networks of all likelihoods that were trained in the same run.
@@ -620,7 +621,7 @@ def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, 
 def _score_held_out(
     own: Candidate, every: Tensor, folds: np.ndarray, rows: Rows
 ) -> tuple[RegressionPredictive | ClassificationPredictive, float]:
-    """The predictive of each held-out row, by the network that has not seen it, and the score of the predictive."""
+    """The predictive of the held-out rows, each predicted by the network that has not seen it, and the score of this predictive."""
     seen = np.flatnonzero(folds < len(every))
     outputs = every[torch.from_numpy(folds[seen]), torch.from_numpy(seen), : own.num_outputs]
     found = own.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))

@@ -31,10 +31,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     r"""Regression by Bayesian networks on arrays or data frames.
 
     The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
-    the step that predicts its held-out rows best. The out-of-fold predictions serve to choose the noise distribution,
-    whose spread depends on the row, and a transform of the target. They also recalibrate the quantiles. See [the
-    page](../scikit-learn.md). All other values of `method` are called named methods. By default, they use Gaussian
-    noise with one variance, $y = f_w(x) + \varepsilon$.
+    the step that predicts its held-out rows best. The predictions of held-out rows decide which noise distribution, whose spread
+    depends on the row, and which transform of the target are used. They also recalibrate the quantiles. See [the
+    page](../scikit-learn.md). All other values of `method` are called named methods. By default, they use Gaussian noise with one
+    variance, $y = f_w(x) + \varepsilon$.
 
     The columns of a pandas frame may hold numbers, text, categories, dates, booleans and missing cells; see
     `bayesify.tables`. Inputs and targets are scaled with the statistics of the training rows, and predictions are in
@@ -47,8 +47,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             out-of-fold predictions.
         hidden: Number of units of each hidden layer; `()` for a linear model. The default is (64, 64), or (128, 128)
             for more than 1,500 rows. For named methods it is (50,).
-        likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`,
-            `"student_t"`, `"quantiles"`, `"poisson"` and `"negative_binomial"` for counts, or `"hurdle"` for amounts with zeros.
+        likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`, `"student_t"`
+            or `"quantiles"`; for counts also `"poisson"` or `"negative_binomial"`; for amounts with zeros also `"hurdle"`.
         target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
         activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (SiLU for half of the units, ReLU for the
             others). The default is `"silu_relu"`, or `"tanh"` for named methods.
@@ -61,16 +61,16 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             variance for each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`) and
             recalibrate quantiles with leave-one-out estimates. Variational posteriors start at the estimate and learn a
             smaller variance; other methods keep the estimate.
-        epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori,
-            takes a quarter as many. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum
-            number of optimizer steps.
-        learning_rate: Initial learning rate of Adam. Methods with their own training recipe take it from
+        epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori, takes a
+            quarter as many passes. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum number of
+            optimizer steps.
+        learning_rate: Initial learning rate of Adam. Methods with their own training recipe take the learning rate from
             `method_options`.
         batch_size: Number of rows per batch. By default, up to 1,024 rows form one batch, and larger tables use batches
             of 256 rows. For `"auto"`, the default is 128, or 256 for more than 1,500 rows.
         num_draws: Number of draws of the weights per training step.
-        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. A chain
-            or an ensemble uses all its draws if it has fewer.
+        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. If a chain or an
+            ensemble has fewer draws, all of them are used.
         standardize: Whether inputs and targets are scaled to mean 0 and variance 1.
         memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`. With 0, none are kept.
         random_state: Seed of everything random.
@@ -150,7 +150,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             The estimator itself.
 
         Raises:
-            ValueError: If the data or parameters are invalid, for example an unknown method.
+            ValueError: If the data or parameters are invalid, for example if the method is unknown.
             ImportError: If the method needs a package that is not installed.
         """
         return self.fit_several([self], [(X, y)], [sample_weight])[0]
@@ -249,8 +249,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     # -- prediction ------------------------------------------------------------------------------------------------
 
     def predictive(self, X: Any) -> RegressionPredictive:
-        """The predictive distribution in the targets' units, with mean, variance and its parts, and quantiles, each [N,
-        O], and `log_prob`.
+        """The predictive distribution in the targets' units. Mean, variance, parts of the variance, and quantiles are each [N, O].
 
         Args:
             X: [N, D] numbers, or a data frame.
@@ -269,10 +268,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
         Args:
             X: [N, D] numbers, or a data frame.
-            return_std: Whether to return the predictive standard deviation, which includes the noise, too.
+            return_std: Whether to return the predictive standard deviation as well. It includes the noise.
 
         Returns:
-            The mean, or mean and standard deviation; each has the shape of y.
+            The mean, or the mean and the standard deviation; each has the shape of y.
         """
         found = self.predictive(X)
         mean = self._shaped(found.mean)

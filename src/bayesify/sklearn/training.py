@@ -44,7 +44,7 @@ class Evidence:
 
     Args:
         rows: The rows.
-        leverage: Share h of a row's own target in its prediction, in [0, 1), [N, O].
+        leverage: Leverage h of each row, [N, O]: the share of the row's own target in its prediction, between 0 and 1.
         residuals: Residuals of the network, [N, O].
     """
 
@@ -60,7 +60,7 @@ class Start:
     Args:
         network: Network in float64.
         likelihood: p(y | outputs) in the units of training. The initial noise is an upper bound when it is learned. Variational
-            posteriors learn a smaller value; all other methods keep it.
+            posteriors learn a smaller value; all other methods keep the initial noise.
         rows: Encoded rows, with targets in the units of training.
         settings: Settings of the method and its training.
         evidence: Evidence from which the noise was estimated; `None` if the noise was not estimated.

@@ -75,7 +75,7 @@ class TargetUnits(Plain):
 
 
 class UnitsPredictive(TransformedPredictive):
-    r"""The distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$ for z with a given predictive, recalibrated.
+    r"""The recalibrated distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$, given the predictive of z.
 
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
     to the floor. If there is a ceiling, which is far above all training targets, mean and variance are those of $\min(Y, c)$,
@@ -157,8 +157,8 @@ class UnitsPredictive(TransformedPredictive):
 
         The log-density includes the slopes of transform, scale and recalibration. Some targets cannot be produced by the
         distribution, for example targets below the floor, or negative targets if the transform accepts only positive numbers.
-        These targets share the probability `MIN_PROBABILITY`, which is spread by a Cauchy density around the mean whose scale
-        is the standard deviation. So scores stay finite, and the density integrates to 1 up to rounding.
+        These targets share the probability `MIN_PROBABILITY`, which is spread by a Cauchy density that is centered at the mean
+        and has the standard deviation as its scale. So scores stay finite, and the density integrates to 1 up to rounding.
         """
         found = super().log_prob(y).double()
         lost = found == -math.inf

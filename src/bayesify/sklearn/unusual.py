@@ -21,8 +21,8 @@ MAX_KEPT_ROWS = 2_000
 class Neighbors:
     r"""Measures how unlike the training rows a row is, by its mean distance to the K nearest training rows, where K is at most 5.
 
-    Numeric inputs are measured in standard deviations; inputs that are 0 or 1 (marks and levels) are not scaled. The distance
-    of a training row leaves out the row itself. A new row of the same kind is therefore farther away than a share s of the
+    Numeric inputs are measured in standard deviations; inputs that are 0 or 1 (marks and levels) are not scaled. The distance of
+    a training row is computed without the row itself. A new row of the same kind is therefore farther away than a share s of the
     training rows with probability 1 - s. A second measure is the epistemic uncertainty of the prediction, in any unit.
 
     Args:
@@ -41,7 +41,7 @@ class Neighbors:
 
     @classmethod
     def of(cls, inputs: np.ndarray, spreads: Tensor) -> Self:
-        """Neighbors from inputs [M, D] of training rows, M at least 2, and their epistemic uncertainties [M]."""
+        """Make the object from the inputs [M, D] and epistemic uncertainties [M] of at least two training rows."""
         x = torch.from_numpy(inputs).double()
         std = x.std(0, unbiased=False)
         marks = ((x == 0) | (x == 1)).all(0)
@@ -101,8 +101,8 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:
-    """Mean distance of each x to the nearest rows, [N]. With `skip_first`, the first (the row itself, at distance 0) is left
-    out."""
+    """Mean distance of each x to the nearest rows, [N]. With `skip_first`, the nearest row is left out, because it is the row
+    itself, at distance 0."""
     found = []
     for part in x.split(max(1, 2**22 // max(1, len(rows)))):
         near = torch.cdist(part, rows).topk(count + skip_first, largest=False).values

@@ -24,7 +24,7 @@ MAX_CDF_VALUES_PER_CHUNK = 2**18
 
 
 class Family(ABC):
-    r"""A distribution of one number given its parameters, and the mixture of S such distributions with equal weights.
+    r"""A family of distributions of one number, and mixtures of S such distributions with equal weights.
 
     Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and possible further axes. The argument
     `*parameters` is the result of a predictive's components.
@@ -74,7 +74,7 @@ class Family(ABC):
         """
 
     def check_targets(self, y: Tensor) -> None:
-        """Raise `ValueError` for a target that the distribution cannot have."""
+        """Raise `ValueError` for a target that the distribution cannot produce."""
         check_finite(y, "targets")
 
     def below(self, y: Tensor, *parameters: Tensor) -> Tensor:

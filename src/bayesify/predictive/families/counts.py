@@ -209,7 +209,8 @@ class NegativeBinomialFamily(CountFamily):
         return (k + 1 / dispersion) / (k + 1) * torch.sigmoid(log_mean + dispersion.log())
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$y (2 F(y) - 1) + \mu (1 - 2 F_{r + 1}(y - 1))$, where $F_{r + 1}$ has $r + 1$ instead of r and the same p."""
+        r"""$y (2 F(y) - 1) + \mu (1 - 2 F_{r + 1}(y - 1))$, where $F_{r + 1}$ is the distribution function for $r + 1$ and the
+        same p."""
         log_mean, dispersion = (widened(part) for part in parameters)
         y = widened(y)
         before = self._smooth_cdf((y - 1).clamp_min(0), log_mean, dispersion, 1 / dispersion + 1)

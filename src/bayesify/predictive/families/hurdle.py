@@ -36,14 +36,14 @@ class HurdleFamily(Family):
         return positive * amount, positive * amount.square() * (torch.expm1(variance) + torch.sigmoid(logit))
 
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$\log \pi$ at 0, $\log (1 - \pi) + \log \mathcal{N}(\log y; \mu, v) - \log y$ above, minus infinity below."""
+        r"""$\log \pi$ at 0, $\log (1 - \pi) + \log \mathcal{N}(\log y; \mu, v) - \log y$ above 0, and minus infinity below 0."""
         location, variance, logit = parameters
         log = torch.where(y > 0, y, 1.0).log()
         above = F.logsigmoid(-logit) + gaussian_log_density(log, location, variance) - log
         return torch.where(y > 0, above, torch.where(y == 0, F.logsigmoid(logit), -math.inf))
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$\pi + (1 - \pi) \Phi((\log y - \mu) / \sqrt v)$ from 0 on."""
+        r"""$\pi + (1 - \pi) \Phi((\log y - \mu) / \sqrt v)$ for $y \ge 0$."""
         return torch.where(y < 0, 0.0, torch.sigmoid(parameters[2]) + self._above(y, *parameters))
 
     def below(self, y: Tensor, *parameters: Tensor) -> Tensor:
