@@ -75,9 +75,17 @@ def test_an_updated_folder_is_the_model_of_all_rows(folder, tmp_path):
     rows = every.drop(columns=["note", "price"])
     np.testing.assert_array_equal(updated.estimator.predict(rows), fresh.estimator.predict(rows))
     assert (folder / ROWS).exists() == kept  # as before
+    assert "already stores" not in output
     if kept:  # and once more, from the rows that it holds now
-        assert run("fit", tmp_path / "more.csv", "--update", folder)[0] == 0
-        assert read_about(folder).num_rows == 180
+        code, output = run("fit", tmp_path / "more.csv", "--update", folder)
+        assert (code, read_about(folder).num_rows) == (0, 180)
+        assert "The folder already stores 60 of the 60 rows of more.csv, and these rows now count twice." in output
+        pandas.concat([old[:20], table(2, rows=19)]).to_csv(tmp_path / "half.csv", index=False)
+        assert (
+            "already stores 20 of the 39 rows of half.csv" in run("fit", tmp_path / "half.csv", "--update", folder)[1]
+        )
+        pandas.concat([old[:20], table(3, rows=21)]).to_csv(tmp_path / "fewer.csv", index=False)
+        assert "already stores" not in run("fit", tmp_path / "fewer.csv", "--update", folder)[1]
 
 
 @pytest.mark.parametrize("folder", [True], indirect=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bayesify.serving.about import About
 from bayesify.serving.fitting import fingerprint, fit_table, read_rows
 from bayesify.serving.folder import ModelFolder, read_kept_rows
+from bayesify.serving.kept_rows import pack_rows, unpack_rows
 from bayesify.tables.columns import kind_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
 """Parameters of the estimator that an update passes separately."""
+MIN_REPEATED_SHARE = 0.5
+"""An update says so if the folder already stores at least this share of the table's rows."""
 
 
 def like_training(about: About, reading: Reading) -> Reading:
@@ -75,6 +78,7 @@ def update_table(
     commas = {*about.commas, *frame.attrs.get(DECIMAL_COMMAS, ())}
     frame = frame[[*used, about.target]]
     every = frame if kept is None else _joined(kept, frame)
+    others += _repeated_rows(kept, frame, name)
     every.attrs[DECIMAL_COMMAS] = [column for column in every.columns if column in commas]
     if kept is None:
         _check_rows(about, task, frame, folder, name)
@@ -110,6 +114,24 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
     import pandas
 
     return pandas.concat([kept.astype(object), frame.astype(object)], ignore_index=True).infer_objects()
+
+
+def _repeated_rows(kept: DataFrame | None, frame: DataFrame, name: str) -> list[str]:
+    """A sentence if the folder already stores most rows of the table, as when the same file is given twice."""
+    if kept is None or not len(frame):
+        return []
+    import pandas
+
+    # Pack the table as the stored rows were packed, so that dates and numbers compare equal.
+    every = _joined(kept, unpack_rows(pack_rows(frame[kept.columns])))
+    codes = pandas.util.hash_pandas_object(every, index=False)
+    repeated = int(codes[len(kept) :].isin(codes[: len(kept)]).sum())
+    if repeated < MIN_REPEATED_SHARE * len(frame):
+        return []
+    return [
+        f"The folder already stores {repeated:,} of the {len(frame):,} rows of {name}, and these rows now count twice. "
+        "If they are the same observations, train again with --force on a table that has each of them once."
+    ]
 
 
 def _check_rows(about: About, task: Task, frame: DataFrame, folder: Path, name: str) -> None:
