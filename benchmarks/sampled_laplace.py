@@ -12,6 +12,7 @@ the network is trained. An interrupted run continues with the same command. Resu
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -203,15 +204,17 @@ def cifar(options: Any, out: Path, end: float) -> dict[str, Row | None]:
 
 
 class Held:
-    """Batches on the CPU. They record the peak GPU memory between batches, which excludes activations."""
+    """Batches on the CPU. They record the peak GPU memory between batches, which excludes activations, and its place."""
 
     def __init__(self, x: Tensor, y: Tensor, batch: int) -> None:
-        self._batches, self.bytes = list(zip(x.split(batch), y.split(batch), strict=True)), 0
+        self._batches = list(zip(x.split(batch), y.split(batch), strict=True))
+        self.bytes, self.place = 0, ""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for item in self._batches:
-            if torch.cuda.is_available():
-                self.bytes = max(self.bytes, torch.cuda.memory_allocated())
+            if torch.cuda.is_available() and torch.cuda.memory_allocated() > self.bytes:
+                self.bytes = torch.cuda.memory_allocated()
+                self.place = " < ".join(frame.name for frame in reversed(traceback.extract_stack()[-9:-1]))
             yield item
 
 
@@ -244,7 +247,7 @@ def made_images(options: Any, out: Path, end: float) -> dict[str, Row | None]:
         found: Row = {"classes": classes, "images": count, "network_mib": one / 2**20, "pass_s": forward, "fit_s": took}
         found |= {"fit_passes": took / forward, "about": repr(laplace), "draws": sampled.num_draws}
         if on_gpu:
-            found["held_copies"] = (batches.bytes - before) / one
+            found |= {"held_copies": (batches.bytes - before) / one, "held_in": batches.place}
             found["peak_copies_with_activations"] = (torch.cuda.max_memory_allocated() - before) / one
         few = x[: min(64, count)].to(options.device)
         found["predict_s"] = min(clock(lambda: laplace.predict(few).probs) for _ in range(2))

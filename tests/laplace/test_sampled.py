@@ -144,6 +144,8 @@ def test_a_large_network_is_solved_one_draw_at_a_time() -> None:
     assert options.group(20_000) == 4
     # 16 draws, each with 20 iterations and the start, over a fifth of the data
     assert options.count_passes(size, 50_000) == math.ceil(16 * 6 * 22 / 5)
+    # plus 12 precisions for a draw and the mode, each with 10 iterations and the start, over 1,000 examples
+    assert options.count_passes(size, 50_000, searches=True) == math.ceil(12 * 10 * 11 / 50 + 16 * 6 * 22 / 5)
 
 
 def test_chosen_examples_stand_for_all() -> None:

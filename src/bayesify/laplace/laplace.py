@@ -518,7 +518,8 @@ class Laplace(Drawable):
             found = {name: value.to(home) for name, value in found.items()}
         else:
             found, self.data = self._curvature("kronecker", subset, examples, store=home)
-        announced = self._announce("fit", sampling.count_passes(subset.size, self.data.num_data))
+        passes = sampling.count_passes(subset.size, self.data.num_data, searches=prior is None and not facts)
+        announced = self._announce("fit", passes)
         scale, preconditioner = whiten(subset, found, None if prior is None else prior.to(home), self.device)
         found = {} if file is None else {name: value.cpu() for name, value in found.items()}
         with self._shown_draws(examples.progress or announced) as advance:
@@ -592,7 +593,7 @@ class Laplace(Drawable):
         excess = None
         if self.sampling.settle and self.likelihood.task == "classification":
             count = precisions.NUM_WIDE_ROWS
-            rows = cut(examples.all_over(count), count)
+            rows = [batch.to(torch.device("cpu")) for batch in cut(examples.all_over(count), count)]
 
             def excess(draws: Tensor) -> float:
                 losses = self._losses_of_draws(rows, SampledCovariance(subset, draws, equations.prior, 1.0), [1.0])
@@ -600,9 +601,9 @@ class Laplace(Drawable):
 
         find_factor(
             few,
-            subset.take(self.values).to(self.dtype),
+            subset.take(self.values).to(equations.prior),
             self._num_outputs,
-            -(-self.sampling.iterations // 2),  # each precision starts from a previous solution
+            self.sampling.search_iterations,
             self.sampling.tolerance,
             finds_noise=self._finds_noise,
             excess=excess,
@@ -616,7 +617,7 @@ class Laplace(Drawable):
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
-        for batch in batches:
+        for batch in (one.to(self.device) for one in batches):
             found = network.sampled(batch.x, self.memory, self.seed, [posterior])
             for part, mean, (spread,) in _parts_of(batch, found):
                 for place, factor in enumerate(scales):

@@ -135,12 +135,20 @@ class Sampled:
         copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8
 
-    def count_passes(self, size: int, num_data: int) -> int:
-        """Largest number of passes over the data in `fit`, not counting the passes that find the prior precision."""
-        each = self.num_groups(size) * (4 * self.group(size) + 2)
+    def count_passes(self, size: int, num_data: int, *, searches: bool = False) -> int:
+        """Largest number of passes over the data in `fit`, and with `searches` also those that find the prior precision."""
+        draws, search = self.num_groups(size) * (4 * self.group(size) + 2), 0.0
+        if searches:  # for a group of draws and the mode; see `find_factor`
+            share = min(1.0, MAX_EVIDENCE_EXAMPLES / max(1, num_data))
+            search = share * NUM_EVIDENCE_STEPS * (4 * self.group(size) + 6) * (self.search_iterations + 1)
         if self.takes_minibatches:
-            return math.ceil(each * (1 + self.steps * min(self.batch, num_data) / max(1, num_data)))
-        return math.ceil(each * (self.iterations + 2) * min(1.0, self.examples / max(1, num_data)))
+            return math.ceil(search + draws * (1 + self.steps * min(self.batch, num_data) / max(1, num_data)))
+        return math.ceil(search + draws * (self.iterations + 2) * min(1.0, self.examples / max(1, num_data)))
+
+    @property
+    def search_iterations(self) -> int:
+        """Iterations for each prior precision that is tried. They are few, because each starts from an earlier solution."""
+        return -(-self.iterations // 2)
 
 
 class DrawsFile:
@@ -612,8 +620,7 @@ class Equations:
         along = self.root * vectors
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
-            # Each piece copies from the CPU, and frees the copy before gradients of the same size are made.
-            found, changes = self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
+            found, changes = self._push(along, inputs)
             return found, self._hessian(found, piece).times(changes)
 
         return self._pulled(vectors_at, len(vectors)).add_(vectors, alpha=self.factor)
@@ -630,16 +637,22 @@ class Equations:
 
     def mode_target(self, mean: Tensor) -> Tensor:
         r"""$\delta^{-1/2} (H w^* - \nabla \ell)$, [1, S], the right side of the equation for the mode of the linearized model."""
-        along = self.subset.spread(mean.unsqueeze(0).to(self.device))
         slopes = OutputCurvature(self.likelihood, "empirical")
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
-            found, changes = self.pieces.jacobians.push(*inputs, along)
+            found, changes = self._push(mean.unsqueeze(0), inputs)
             hessian = self._hessian(found, piece)
             slope = slopes.vectors(found, Batch(piece.x, piece.y)).reshape(changes.shape)
             return found, hessian.times(changes) + hessian.weights * slope
 
         return self._pulled(vectors_at, 1)
+
+    def _push(self, along: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Outputs and their changes [g, B, ...] along directions [g, S].
+
+        Each piece copies the directions from the CPU, and frees the copy before gradients of the same size are made.
+        """
+        return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
     def _hessian(self, outputs: Tensor, piece: Batch) -> OutputHessian:
         return OutputHessian.of(self.likelihood, outputs, piece)
@@ -720,7 +733,7 @@ def find_factor(
 
     Args:
         equations: The equations, over some or all of the data.
-        mean: w*, [S].
+        mean: w*, [S], on the device of the prior.
         num_outputs: N O, of all data.
         iterations: Iterations for each value of c.
         tolerance: See `Sampled`.
@@ -728,7 +741,7 @@ def find_factor(
         excess: Loss of training rows under draws [g, S], in multiples of the largest allowed loss.
     """
     most = min(len(mean), num_outputs)
-    group, noise = _easy_equations(equations, mean.to(equations.prior), most)
+    group, noise = _easy_equations(equations, mean, most)
     before: tuple[float, float] | None = None
     good, bad, wanted = math.inf, -math.inf, 0.0  # logarithms of c
     for _ in range(NUM_EVIDENCE_STEPS):
