@@ -182,7 +182,7 @@ class TestBadInput:
             FunctionSpaceVI(network()).predict(X, method="laplace")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="kernel"):
             GaussianProcess(1.0)  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"the kernel returns \[3\]"):
+        with pytest.raises(ValueError, match=r"the kernel returns shape \[3\]"):
             FunctionSpaceVI(network(), prior=GaussianProcess(lambda a, b: a[0])).function_kl(X)
         with pytest.raises(ValueError, match="std=-1"):
             NeuralTangent(std=-1.0)

@@ -26,7 +26,7 @@ class Sets(Rule):
     classes whose score is at most the threshold.
 
     - `probability`: $1 - p_c$. It gives the smallest sets on average (Sadinle et al. 2019).
-    - `adaptive`: $\sum_{j: p_j > p_c} p_j + u\,p_c + \lambda \max(0, r_c - k)$ with the class's rank $r_c$, from 1, and u
+    - `adaptive`: $\sum_{j: p_j > p_c} p_j + u\,p_c + \lambda \max(0, r_c - k)$ with the class's rank $r_c$, counted from 1, and u
       uniform between 0 and 1. Harder rows get larger sets (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al.
       2021, RAPS). If `randomized` is false, u = 1 and coverage is above the level.
 

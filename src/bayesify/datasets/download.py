@@ -143,7 +143,7 @@ def _read(owner: str, path: Path, check: Check | None = None) -> Arrays:
             check(arrays)
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"{owner}: {path}: {error}; the file is damaged or is a different file; replace or delete it"
+            f"{owner}: {path}: {error}; the file is damaged or has other contents, so replace or delete it"
         ) from error
     return arrays
 

@@ -84,7 +84,7 @@ def _compare(name: str, key: str, array: np.ndarray) -> None:
 
 
 def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
-    """Download a file; the array in an IDX file is checked as `key`."""
+    """Download a file. If `key` is given, the file's array must have the checksum of this array of the set."""
     check = None if key is None else lambda path: _compare(name, key, read_idx(path))
     return fetch(
         [f"{home}/{file}" for home in BASE_URLS[name]], folder / file, sha256=FILE_SHA256.get(file), check=check

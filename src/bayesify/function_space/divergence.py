@@ -117,6 +117,6 @@ def check_kl(kl: Tensor) -> None:
     if should_check(kl) and not bool(torch.isfinite(kl)):
         raise ValueError(
             f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "
-            "input (an input of zeros to a network without biases, or collapsed standard deviations); change the context, or raise "
+            "input (for example, an input of zeros without biases, or collapsed standard deviations); change the context, or raise "
             "init_std"
         )

@@ -69,8 +69,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. If `fit`
             estimates the noise, the default is multiplied by the square of the power of ten nearest to the targets' standard
             deviation.
-        context: Distribution of the inputs at which functions are compared; by default a `Box()`, which takes its
-            range from each training batch: pixels from 0 to 1 for images, otherwise the range of each feature with a margin.
+        context: Distribution of the inputs at which functions are compared; by default a `Box()`. Its range then
+            comes from each training batch: pixels from 0 to 1 for images, otherwise the range of each feature with a margin.
         covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
             context inputs for each output; `"joint"` also uses covariances between outputs.
         prior: A prior over functions (`GaussianProcess`, `NeuralTangent`) that replaces `prior_mean` and `prior_variance`.
@@ -448,7 +448,7 @@ class FunctionSpaceVI(Drawable, Trainable):
 
 
 def _check_network(bnn: BayesianNetwork) -> None:
-    """Raise `ValueError` if the weights are not independent Gaussians under the posterior, or the prior draws its scale."""
+    """Raise `ValueError` if the weights are not independent Gaussians under the posterior, or if the prior's scale is random."""
     for part in bnn.posteriors:
         if not isinstance(part, INDEPENDENT_POSTERIORS):
             raise ValueError(

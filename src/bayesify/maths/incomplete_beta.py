@@ -23,7 +23,7 @@ def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None
     Args:
         a, b: Positive parameters.
         x: Upper limit, from 0 to 1.
-        rest: 1 - x, if known with more digits than the subtraction gives.
+        rest: 1 - x, if it is known more precisely than the subtraction gives it.
     """
     rest = 1 - x if rest is None else rest
     a, b, x, rest = torch.broadcast_tensors(*(part.double() for part in (a, b, x, rest)))

@@ -113,7 +113,7 @@ def _gradient_tile(
 
 @triton.jit
 def _owner(owners, table):
-    """Tile of this program: owner, row of the table, size of the weight, first entry, tile of noise, tiles per draw."""
+    """This program's tile: owner, the owner's table row and weight size, first entry, noise tile, and number of tiles per draw."""
     place = tl.program_id(0)
     owner = tl.load(owners + 2 * place)
     chunk = tl.load(owners + 2 * place + 1)

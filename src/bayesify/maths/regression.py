@@ -102,7 +102,7 @@ class RegressionFactors:
             size = gram.shape[-1]
             raise ValueError(
                 f"{self.careful} ({size} x {size}) is not finite; lower the learning rate, start from a smaller precision, and "
-                "look for infinity in the outputs of the layers below at the inducing inputs"
+                "check the earlier layers' outputs at the inducing inputs for infinity"
             )
         root, logs, failed = _InverseFactor.apply(precision, eye, self.careful)
         failed = failed + torch.isfinite(logs).logical_not()  # a factorization does not report infinity

@@ -94,7 +94,7 @@ class TiedPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
-        """Matrix, side of the matrix, and number on this side, of each block: [blocks, 3]."""
+        """Each block's matrix, side of the matrix, and number on this side: [blocks, 3]."""
         found = [
             (at, side, number)
             for at, pair in enumerate(sizes)

@@ -33,7 +33,7 @@ class _Pool(nn.Module):
 
 @checked
 def narrow_resnet(num_classes: Count = 10, in_channels: Count = 3, width: Count = 32) -> nn.Sequential:
-    """A network of conv, ReLU, block, pool, block, pool, block, average, linear (Ober & Aitchison 2021, section 3.4).
+    """A network with the layers conv, ReLU, block, pool, block, pool, block, average, linear (Ober & Aitchison 2021, section 3.4).
 
     Args:
         num_classes: Number of outputs.

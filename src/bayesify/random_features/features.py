@@ -83,7 +83,7 @@ class RandomFourierFeatures(nn.Module):
             ValueError: If the number of inputs is not D.
         """
         if x.shape[-1] != self.num_inputs:
-            raise ValueError(f"RandomFourierFeatures: x has {x.shape[-1]} columns; give {self.num_inputs}")
+            raise ValueError(f"RandomFourierFeatures: x has {x.shape[-1]} columns; give {self.num_inputs} columns")
         phases = x @ (self.frequencies / self.lengthscale).T  # [..., m]
         scale = self.amplitude / math.sqrt(self.num_features // 2)
         return scale * torch.cat((phases.cos(), phases.sin()), dim=-1)

@@ -80,8 +80,8 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
         The table with one row per example, and notes about how it was read.
 
     Raises:
-        InputError: If the file does not exist, cannot be read, is empty or binary, has two columns of the same name, lines of
-            different lengths, or no rows, or if it is too large when unpacked.
+        InputError: If the file does not exist, cannot be read, is empty or binary, or is too large when unpacked; or if the table
+            has two columns of the same name, lines of different lengths, or no rows.
     """
     reading = reading or Reading()
     where, content = read_bytes(path)

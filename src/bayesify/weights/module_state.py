@@ -28,7 +28,7 @@ def describe(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A module's state. A slash in a name stands for a dot in the network's names and is replaced by a dot.
+    """A module's state. Slashes in names, which stand for dots, become dots again.
 
     Raises:
         TypeError: If an entry of the state is not a tensor.
