@@ -176,7 +176,7 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
     runs = sorted({row["runs"] for row in about.values()})
     spread = f"{' to '.join(map(str, dict.fromkeys((runs[0], runs[-1]))))}" if runs else ""
     kind = table.get("runs_are", "seeds")
-    counts = f"{spread} {kind.removesuffix('s') if spread == '1' else kind}{' each' * (len(runs) > 1)}"
+    counts = f"{spread} {kind.removesuffix('s') if spread == '1' else kind}{' each' * (len(runs) > 1)}" if kind else ""
     shown, text = told(ranking, pairs(mine), ranking.missing(mine, axes, words), counts)
     if "rank_other" in table and (others := pairs(usual)):
         text.append(f"{table['rank_other']}, {counted(others).lower()}")
@@ -202,10 +202,10 @@ def _training(recipes: Mapping[str, list[str]]) -> list[str]:
         return [f"Training: {recipe}" for recipe in recipes]
     common = [part for part in next(iter(parts.values())) if all(part in own for own in parts.values())]
     own = [
-        f"{' and '.join(dict.fromkeys(systems))}: {', '.join(part for part in parts[recipe] if part not in common)}"
+        f"{' and '.join(dict.fromkeys(systems))} had {' and '.join(part for part in parts[recipe] if part not in common)}"
         for recipe, systems in recipes.items()
     ]
-    return [f"Training of all: {', '.join(common)}", *own] if common else own
+    return [f"Training of all systems: {', '.join(common)}", "; ".join(own)]
 
 
 METRICS = {

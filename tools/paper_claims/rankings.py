@@ -110,14 +110,14 @@ def told(
         ranking: The claim.
         ours: Comparisons of our numbers.
         missing: Systems of the claim that were not run.
-        runs: Number of seeds or splits of the numbers, in words.
+        runs: Number of seeds or splits of the numbers, in words; empty if they have none.
     """
     shown = ranking.holds(ours)
     lacking = [f"Not run: {', '.join(missing)}"] if missing else []
     if shown is None:
         return None, lacking or ["Not run"]
     rivals = list(dict.fromkeys(one.loser for one in ours))
-    count = f"{counted(ours)} ({runs})"
+    count = f"{counted(ours)} ({runs})" if runs else counted(ours)
     if ranking.share < 1 and len(rivals) > 1:
         by_rival = {name: [one.holds for one in ours if one.loser == name] for name in rivals}
         parts = (f"{sum(found)} of {len(found)} against {name}" for name, found in by_rival.items())
@@ -137,7 +137,8 @@ def counted(found: Sequence[Comparison]) -> str:
 
 def _numbers(ours: Sequence[Comparison]) -> list[str]:
     """Sentences of numbers for each metric and pair of systems. Failing comparisons are marked if others hold."""
-    listed = sorted(sorted(ours, key=lambda one: one.holds)[:MAX_LISTED], key=ours.index)
+    most = len(ours) if len(ours) == MAX_LISTED + 1 else MAX_LISTED
+    listed = sorted(sorted(ours, key=lambda one: one.holds)[:most], key=ours.index)
     mixed = len({one.holds for one in ours}) == 2
     text = []
     for metric in dict.fromkeys(one.metric for one in listed):

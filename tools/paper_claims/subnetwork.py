@@ -4,6 +4,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tools.paper_claims.reading import NAMES, Verdict, listed, matching, medians_by_system, read
@@ -33,14 +34,14 @@ RULES = {
 """Rules of selection, by their titles in the files. The second is the rule in the text of the paper."""
 
 
-def _kept_by_rule(folder: Path, sizes: Iterable[str], others: Iterable[str] = ()) -> str:
+def _kept_by_rule(folder: Path, sizes: Iterable[str], others: Mapping[str, str] = MappingProxyType({})) -> str:
     """Share of the full posterior's std in the gap that every rule keeps, in words."""
     words = []
     for name, own in _kept(folder).items():
         kept = {told: [own[f"{title} {size}"] for size in sizes] for title, told in RULES.items()}
-        kept |= {other: [own[other]] for other in others}
-        parts = (f"{' and '.join(f'{one:.0f} %' for one in shares)} ({told})" for told, shares in kept.items())
-        words.append(f"Data {name}: {', '.join(parts)}")
+        kept |= {told: [own[title]] for title, told in others.items()}
+        parts = (f"{' and '.join(f'{one:.0f} %' for one in shares)} for {told}" for told, shares in kept.items())
+        words.append(f"On the data `{name}`: {', '.join(parts)}")
     return ". ".join(words)
 
 
@@ -49,8 +50,8 @@ def _half_keeps(folder: Path, rule: str) -> Verdict:
     shown = all(own[f"{rule} 50%"] > 90 > own["Diagonal"] for own in _kept(folder).values())
     return shown, (
         "Share of the full posterior's std in the gap that half of the weights keep, by rule of selection. "
-        f"{_kept_by_rule(folder, ('50%',), ('Diagonal',))}. A share above 90 % counts as kept. At the data, the diagonal posterior "
-        f"has {' and '.join(at_data)} times the full posterior's std"
+        f"{_kept_by_rule(folder, ('50%',), {'Diagonal': 'the diagonal posterior'})}. A share above 90 % counts as kept. At the "
+        f"data, the diagonal posterior has {' and '.join(at_data)} times the full posterior's std (`matern` and `cosine`)"
     )
 
 
@@ -76,7 +77,7 @@ def toy_beats_last_layer(folder: Path) -> Verdict:
     shown = all(abs(own["Live weights 50%"] - 100) < abs(own["Last layer"] - 100) for own in found)
     return shown, (
         "Share of the full posterior's std in the gap that half of the weights keep, by rule of selection. "
-        f"{_kept_by_rule(folder, ('50%',), ('Last layer',))}"
+        f"{_kept_by_rule(folder, ('50%',), {'Last layer': 'the last layer'})}"
     )
 
 
@@ -127,7 +128,7 @@ def uci_more_weights(folder: Path) -> Verdict:
     for name, own in _uci(folder).items():
         shares[name] = statistics.fmean(found[max(found)] > found[0] for found in own.values())
         most, splits = max(max(found) for found in own.values()), len({key[0] for key in own})
-        words.append(f"{100 * shares[name]:.0f} % ({name}: {splits} splits, up to {most:,} weights)")
+        words.append(f"{100 * shares[name]:.0f} % ({name}: {splits} split{'s' * (splits > 1)}, up to {most:,} weights)")
     shown = all(share > 0.5 for name, share in shares.items() if "gap" not in name)
     about = "Share of networks and splits in which the largest subnetwork has a higher log-likelihood than MAP"
     return shown, f"{about}: {', '.join(words)}{_not_run(shares)}"
@@ -215,7 +216,9 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
     def gained(file: str, names: Iterable[str], angles: Iterable[str]) -> dict[str, float]:
         scores = read(folder / file)["scores"]
         return {
-            f"{name.replace('_', ' ')} at {angle} degrees": scores["map"]["shifted"][angle]["nll"]
+            f"{name.removesuffix('_widest').replace('_', ' ')} at {angle} degrees": scores["map"]["shifted"][angle][
+                "nll"
+            ]
             - scores[name]["shifted"][angle]["nll"]
             for angle in angles
             for name in names
