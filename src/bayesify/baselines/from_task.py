@@ -73,7 +73,7 @@ def natural_gradient_fit(
 
 
 def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """Run a chain of `nuts` with one step per epoch. The same number of warm-up steps come before it.
+    """Run a chain of `nuts` with one step per epoch. Before these steps, the chain takes the same number of warm-up steps.
 
     A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps only gives a first impression. Each of its steps uses an eighth of the
     usual number of gradients.

@@ -293,7 +293,8 @@ class LayerwiseTrainer(NaturalGradient):
         y: Tensor,
         example_weights: Tensor | None,
     ) -> tuple[LayerPass, Tensor, int]:
-        """Run a pass with one draw; return it, the negative log-likelihood summed over examples, and the number of examples B."""
+        """Run a pass with one draw; return the pass, the negative log-likelihood summed over examples, and the number of examples
+        B."""
         with explain_shape_errors(args, kwargs):
             seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
         with torch.enable_grad():
@@ -348,7 +349,7 @@ class LayerwiseTrainer(NaturalGradient):
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
     ) -> dict[str, dict[str, Tensor]]:
         """Observations of the curvature from one draw's backward pass: for each kind of moment, a mapping from weight or layer
-        names.
+        names to tensors.
 
         Like the gradient, each observation is a weighted sum over examples, divided by the number of rows.
         """

@@ -80,7 +80,7 @@ class SWAG(Drawable):
     each column is the iterate's deviation from the running mean at the time it was collected (section 3.2). With `rank=0` the
     posterior is SWAG-Diagonal, $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. The posterior covers every trainable parameter,
     including parameters of normalization layers. The moments are stored in float32 or float64. The variance is stored as a sum
-    of squared deviations, because the difference of two moments would lose its digits in float32.
+    of squared deviations, because the difference of two moments would lose precision in float32.
 
     Batch statistics belong to the weights with which they were collected. If the network has BatchNorm, `draw` and `predict`
     need a loader over training data, from which each draw computes its own statistics. Otherwise no loader is needed.
@@ -194,8 +194,8 @@ class SWAG(Drawable):
             loader: Iterable of batches that starts again each epoch.
             epochs: Number of passes over the data. An iterate is collected at the end of each pass.
             learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is
-                `gentle_rate(0.01, likelihood)`, in a regression times the variance of the targets for the last layer, so that the
-                targets' unit does not matter. If the iterates predict training rows worse than the network does, training
+                `gentle_rate(0.01, likelihood)`; in a regression, the last layer's rate is multiplied by the targets' variance, so
+                that their unit does not matter. If the iterates predict training rows worse than the network does, training
                 starts again at a quarter of the default rate, at most four times.
             momentum: Momentum of SGD.
             prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
@@ -211,7 +211,7 @@ class SWAG(Drawable):
             This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is invalid, weight decay meets a prior or weights, or the loss rises or is not finite.
+            ValueError: If an argument is invalid, weight decay comes with a prior or weights, or the loss rises or is not finite.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
@@ -268,7 +268,8 @@ class SWAG(Drawable):
         make: Callable[[], _Iterating],
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
-        """Train at falling rates, starting with `rate`, until the rows from `read` are predicted no worse than by the network.
+        """Train at falling rates, starting with `rate`, until the posterior predicts the rows from `read` no worse than the
+        network does.
 
         If `read` is `None`, train once.
         """
@@ -293,7 +294,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _keeps(self, network: nn.Module, batches: Sequence[Batch]) -> bool:
-        """Whether training rows are predicted about as well as by the given network."""
+        """Whether the posterior predicts training rows about as well as the given network does."""
         start, now, device = Totals(), Totals(), self._reference.device
         generator = torch.Generator(device).manual_seed(0)
         draws = self.draw(NUM_TRIAL_DRAWS, generator=generator)
@@ -440,7 +441,7 @@ class SWAG(Drawable):
         loader: Iterable[Any],
         read_batch: BatchReader | None = None,
     ) -> list[dict[str, Tensor]]:
-        """Batch statistics of the whole loader for each draw."""
+        """For each draw, batch statistics computed from the whole loader."""
         check_repeatable(loader)
         batches = (parse_batch(item, read_batch) for item in loader)
         return statistics_of(runner, weights, tracking_layers(self.network), batches)

@@ -1,4 +1,4 @@
-"""Comparison of all methods on your own table, which shows which method to use and how certain this choice is."""
+"""Comparison of all methods on your own table. It shows which method to use and how certain this choice is."""
 
 from __future__ import annotations
 

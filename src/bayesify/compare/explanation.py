@@ -27,7 +27,7 @@ target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    """Some test rows with their predictions, from low to high predictions, or from certain to uncertain ones for classes.
+    """Some test rows with their predictions, ordered from low to high or, for classes, from certain to uncertain predictions.
 
     `rows` are the indices of the test rows in the table, [N], and `values` are their targets, [N]. Each example has `row` and
     `truth`. A regression adds `mean` and the ends `lower` and `upper` of the 90 % interval; a classification adds `guess` and

@@ -37,7 +37,7 @@ class Column:
         unit: Unit for readers; empty if the column has no unit.
         factor: Factor by which the stored number is multiplied before it is shown.
         digits: Number of digits after the decimal point; `None` for three significant digits.
-        better: `"low"` or `"high"` if lower or higher values are better, or the best value.
+        better: `"low"` if lower values are better, `"high"` if higher values are better, or the best value itself.
     """
 
     key: str

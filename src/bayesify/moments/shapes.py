@@ -362,7 +362,7 @@ def _largest_of(
 def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor, ...]:
     """`_largest_of`, with a separate correlation for each pair of the K positions.
 
-    Again and again, the two positions with the highest correlation are replaced by their maximum, until one position is left. In
+    Repeatedly, the two positions with the highest correlation are replaced by their maximum, until one position is left. In
     another order, equal numbers could be treated as different, for example the maximum of a and b and the maximum of copies of a
     and b.
 

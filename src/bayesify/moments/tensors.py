@@ -488,7 +488,7 @@ def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
 
 
 def per_axis(size: Any, dims: int) -> list[int]:
-    """A size for each axis, from a number or from one or `dims` numbers."""
+    """A size for each of `dims` axes, given as a number or as a sequence of one or `dims` numbers."""
     return [size] * dims if isinstance(size, int) else list(size) * (dims // len(size))
 
 

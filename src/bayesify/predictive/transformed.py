@@ -40,7 +40,7 @@ class TargetTransform:
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    If targets are at least 0, no target has a z below that of $g(0)$. Such values of z are mapped back to 0.
+    If targets are at least 0, values of z below the z of a target of 0 belong to no target. They are mapped back to 0.
 
     Args:
         name: Name of the transform; see above.
@@ -212,12 +212,12 @@ class TransformedPredictive(RegressionPredictive):
 
     Quantiles, intervals and the distribution function are mapped back from z and are exact. The log-density is the log-density of
     z plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
-    $|u| < 6$. Between a number of computed quantiles, z is interpolated by cubics. For mixtures of Gaussians, the error of mean
-    and variance is about 1e-3. Other families may have tails without a mean on the scale of y. For these families, unless the
-    transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any transform, the mean is limited
-    to the middle 99.9 %, because otherwise the mean of a wide Gaussian of log y would be determined by tails that no data
-    support. The CRPS uses the same quantiles. The epistemic share of the variance is the same as for z. If the transform is only
-    a shift and a scale, everything is exact.
+    $|u| < 6$. Quantiles of z are computed at some places and interpolated by cubics in between. For mixtures of Gaussians, the
+    error of mean and variance is about 1e-3. Other families may have tails without a mean on the scale of y. For these families,
+    unless the transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any transform, the mean
+    is limited to the range of the middle 99.9 %, because otherwise the mean of a wide Gaussian of log y would be determined by
+    tails that no data support. The CRPS uses the same quantiles. The epistemic share of the variance is the same as for z. If the
+    transform is only a shift and a scale, everything is exact.
 
     Args:
         inner: The predictive of z, [B, O].

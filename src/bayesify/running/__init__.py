@@ -1,1 +1,1 @@
-"""Passes of draws through a network: one at a time, with `vmap` or in a loop, within a memory budget, or with CUDA graphs."""
+"""Passes of draws through a network: in a loop, with `vmap` or with CUDA graphs, and within a memory budget."""

@@ -26,8 +26,8 @@ Made = TypeVar("Made")
 
 @dataclass
 class Kind(Generic[Made]):
-    """One kind of call: the state of its last call, the number of calls, and its capture if there is one, or whether the capture
-    failed.
+    """One kind of call, with the state of its last call, the number of calls, its capture (if there is one), and whether a
+    capture failed.
 
     The capture depends on the kind and on the state, for example on the addresses of the tensors that the capture reads. `held`
     is an object that is kept alive as long as the kind is known, for example a generator whose id is part of the kind.
@@ -51,7 +51,7 @@ class Captures(Generic[Made]):
         limit: Maximum number of kinds; the most recently used ones are kept. By default, there is no limit.
 
     Attributes:
-        reason: Reason why the first failed capture failed; empty if no capture failed.
+        reason: Reason for the first failure of a capture; empty if no capture has failed.
     """
 
     def __init__(self, limit: int | None = None) -> None:

@@ -198,7 +198,7 @@ def stack(*leaves: Any) -> Any:
 def each(values: WeightDict) -> Iterator[WeightDict]:
     """Yield the draws one by one, without the draws axis.
 
-    All draws come from one `unbind`, because the gradient of indexing would have the size of all draws for every single draw.
+    All draws come from one `unbind`. If they were indexed, the gradient of each single draw would have the size of all draws.
     """
     if count_draws(values) == 1 or isinstance(values, PlacedWeights):
         yield from (at(values, index) for index in range(count_draws(values)))

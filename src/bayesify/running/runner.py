@@ -236,7 +236,7 @@ class Runner:
         return self.state.decisions(list(self.network.modules()), some=True)
 
     def module(self, original: nn.Module) -> nn.Module:
-        """The module that represents one of the network's own modules in a runner from `alone`."""
+        """The module that stands for a given module of the network in this runner; see `alone`."""
         return original
 
     def call(
@@ -251,7 +251,7 @@ class Runner:
         """Run one forward pass with one draw.
 
         Args:
-            values: Mapping from names to weights and buffers, without the draws axis. A tied weight goes by its first name.
+            values: Mapping from names to weights and buffers, without the draws axis. A tied weight has its first name.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             protect: Whether to pass copies of the inputs, because the network may change them in place.
@@ -292,7 +292,7 @@ class Runner:
         """Run all draws over the same inputs.
 
         Args:
-            values: Mapping from names to weights, each with a leading axis of S draws. A tied weight goes by its first name.
+            values: Mapping from names to weights, each with a leading axis of S draws. A tied weight has its first name.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             mode: How to run the draws; chosen automatically by default.

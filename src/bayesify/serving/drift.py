@@ -23,11 +23,11 @@ MAX_REPORTED_COLUMNS = 10
 class Drift:
     r"""Distances between the columns of the training rows and the columns of new rows, which are added part by part.
 
-    For numbers and dates, the distance is $\max_t |F(t) - G(t)|$ (Kolmogorov 1933), where F and G are the shares of cells that
-    are at most t, and t are quantiles of the training rows. For texts, it is half the sum of the absolute differences between the
-    shares of each text. For empty cells, it is the difference between the shares of empty cells. A column is reported if its
-    distance exceeds both `MIN_DISTANCE` and a distance that two samples of one distribution exceed by chance in about 1 of 100
-    cases.
+    For numbers and dates, the distance is $\max_t |F(t) - G(t)|$ (Kolmogorov 1933), where F(t) and G(t) are the shares of cells
+    that are at most t in the training rows and in the new rows. The maximum is taken over quantiles t of the training rows. For
+    texts, it is half the sum of the absolute differences between the shares of each text. For empty cells, it is the difference
+    between the shares of empty cells. A column is reported if its distance exceeds both `MIN_DISTANCE` and a distance that two
+    samples of one distribution exceed by chance in about 1 of 100 cases.
 
     Args:
         about: Facts about the model, which include the shares in the training rows.

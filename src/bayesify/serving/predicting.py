@@ -347,7 +347,7 @@ def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) 
 
 
 def _dialect(about: About, frame: DataFrame) -> tuple[str, str]:
-    """Separator and decimal mark of the file. Both are those of the table; the decimal mark is a comma if the table and the
+    """Separator and decimal mark of the file. Both are taken from the table; the decimal mark is a comma if the table and the
     training target use decimal commas."""
     separator, decimal = frame.attrs.get(DIALECT, (",", "."))
     written_alike = DIALECT in frame.attrs and frame.attrs.get(DECIMAL_COMMAS) and about.target in about.commas

@@ -47,5 +47,5 @@ def need(command: str, *modules: str, extra: str) -> None:
 
 
 def names_of(text: str) -> list[str]:
-    """The names in an option's text, which separates them by commas."""
+    """The names that an option's text lists, separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()]

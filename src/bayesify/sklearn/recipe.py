@@ -453,9 +453,9 @@ def _train_ranked(
     """Train members with the best likelihood and transform; if they score far worse than in the trial, try the second best.
 
     A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the
-    first choice are trained on `blank`, which are the same rows with 0 as the only input. These models predict one distribution
-    for all rows. Of all trained members, the ones with the best score are returned. `ranked` lists likelihoods and transforms,
-    best first, and `tried` holds their scores in the trial.
+    first choice are trained on `blank`, a copy of the rows with 0 as the only input. These models predict one distribution for
+    all rows. Of all trained members, the ones with the best score are returned. `ranked` lists likelihoods and transforms, best
+    first, and `tried` holds their scores in the trial.
 
     Returns:
         The members, whether they were trained on `blank`, and sentences that say what failed.
@@ -696,7 +696,8 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
 def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
     """P(Y <= y) of targets, [N, O], and the shares of an atom's probability that count.
 
-    If a value has positive probability (a count, or a zero at the floor), P(Y <= y) is drawn from the interval that it covers.
+    If a value has positive probability (a count, or a zero at the floor), P(Y <= y) is drawn from the interval that the value
+    covers.
     """
     u, below = found.cdf(y), found.below(y)
     generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))
