@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FITTED_ELSEWHERE = ("method", "random_state", "network", "verbose")
 """Parameters of the estimator that an update passes separately."""
 MIN_REPEATED_SHARE = 0.5
-"""An update says so if the folder already stores at least this share of the table's rows."""
+"""If the folder already stores at least this share of the table's rows, an update says so."""
 
 
 def like_training(about: About, reading: Reading) -> Reading:
@@ -117,7 +117,8 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
 
 
 def _repeated_rows(kept: DataFrame | None, frame: DataFrame, name: str) -> list[str]:
-    """A sentence if the folder already stores most rows of the table, as when the same file is given twice."""
+    """A sentence for the case that the folder already stores most rows of the table, for example if the same file is given
+    twice."""
     if kept is None or not len(frame):
         return []
     import pandas

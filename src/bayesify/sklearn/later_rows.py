@@ -1,4 +1,4 @@
-"""Rows after the training period: which input is the time, and how much wider the intervals of later rows must be."""
+"""Rows after the training period: which input is the time, and how much wider the intervals of these rows must be."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayesify.tables.columns import DAYS, date_of
 from bayesify.tables.written_numbers import shown
 
 LATEST_SHARE, MIN_LATEST_ROWS, MIN_EARLIER_SHARE = 0.2, 30, 0.5
-"""Share of the training rows that are predicted from earlier rows, minimum number of these rows, and minimum share of earlier rows,
-which can be smaller if many rows have the same time."""
+"""Share of the training rows (the latest ones) that are predicted from earlier rows, minimum number of these latest rows, and
+minimum share of earlier rows. The latest rows can be more than this share if many rows have the same time."""
 MIN_TIMES = 10
-"""Minimum number of different values of a number that counts as the time."""
+"""A column of numbers can count as the time only if it has at least this many different values."""
 STRETCH_LEVEL = 0.9
-"""Level of the intervals that hold after stretching."""
+"""Level of the intervals whose coverage is right after stretching."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class LaterRows(Plain):
     r"""Wider distributions for rows that are later than all training rows.
 
     Out-of-fold predictions of random rows do not show how the target changes after the training period. So the latest training rows
-    are predicted from earlier rows. Where their 90 % intervals hold too few targets, normal scores of later rows are divided by the
-    factor s with which the intervals would have held: with $u = P(Y \le y)$ of the latest rows,
+    are predicted from earlier rows. If the 90 % intervals of these rows contain too few targets, the normal scores of rows after
+    the training period are divided by a factor s. With this factor, the intervals would have contained 90 % of the targets. If
+    $u = P(Y \le y)$ are the probabilities of the latest rows, it is
 
     $$ s = \max(1, q_{0.9}(|\Phi^{-1}(u)|) / \Phi^{-1}(0.95)) . $$
 
@@ -45,7 +46,8 @@ class LaterRows(Plain):
 
     @classmethod
     def of(cls, place: int, times: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
-        """The factor for times [N] of all training rows, from probabilities u [M] of the latest rows with weights [M]."""
+        """Make the object from the times [N] of all training rows, and from the probabilities u [M] and weights [M] of the latest
+        rows."""
         scores = torch.special.ndtri(torch.from_numpy(u).clamp(1e-12, 1 - 1e-12)).abs().numpy()
         order = np.argsort(scores, kind="stable")
         share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
@@ -54,14 +56,14 @@ class LaterRows(Plain):
         return cls(place, float(times.max()), max(1.0, wide / usual))
 
     def __call__(self, inputs: np.ndarray) -> Tensor | None:
-        """Factor of each row of inputs [N, D], [N, 1]; `None` if all factors are 1."""
+        """Factor of each row, [N, 1], given the rows' inputs [N, D]; `None` if all factors are 1."""
         later = inputs[:, self.place] > self.limit
         return (
             torch.from_numpy(np.where(later, self.stretch, 1.0))[:, None] if self.stretch > 1 and later.any() else None
         )
 
     def note(self, columns: Columns | None) -> str:
-        """A sentence about wider intervals; empty if they are not wider."""
+        """A sentence about wider intervals; empty if the intervals are not wider."""
         if self.stretch == 1.0:
             return ""
         name, limit = f"input {self.place}, counted from 0", shown(self.limit)
@@ -70,19 +72,19 @@ class LaterRows(Plain):
             limit = date_of(self.limit) if columns.schema.kinds[name] == "date" else limit
             name = f"column {name!r}"
         return (
-            f"Intervals are {self.stretch:.2f} times as wide for rows after {limit} ({name}), because the latest training rows, "
-            "predicted from earlier rows, were further from their predictions than random rows."
+            f"Intervals are {self.stretch:.2f} times as wide for rows after {limit} ({name}), because predictions of the "
+            "latest training rows from earlier rows had larger errors than predictions of random rows."
         )
 
 
 def find_time(inputs: np.ndarray, columns: Columns | None) -> int | None:
-    """Index of the input that is the time: the first date, or the first number that never falls from row to row.
+    """Index of the input that is the time: the first date, or the first number that never falls from one row to the next.
 
-    A single input is not a time: sorted inputs of a function of one variable are common.
+    If there is only one input, it does not count as the time, because sorted inputs of a function of one variable are common.
 
     Args:
         inputs: Inputs of the training rows, [N, D], in the order in which they were given.
-        columns: Rules that turned a data frame into these inputs, if there was one.
+        columns: Rules that turned a data frame into these inputs; `None` if there was no data frame.
     """
     numbers = range(inputs.shape[1])
     if columns is not None:
@@ -100,7 +102,8 @@ def find_time(inputs: np.ndarray, columns: Columns | None) -> int | None:
 
 
 def latest_rows(times: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
-    """Mask of the latest training rows by their times [N] and weights [N]; `None` if there are too few rows or times."""
+    """Mask of the latest training rows, [N], given the times [N] and weights [N] of all rows; `None` if there are too few rows or
+    times."""
     order = np.argsort(times, kind="stable")
     share = np.cumsum(weights[order]) / weights.sum()
     latest: np.ndarray = times >= times[order][np.searchsorted(share, (1 - LATEST_SHARE) * (1 + 1e-12))]

@@ -65,7 +65,7 @@ class Recalibration(Plain):
         return cls(tuple(said[keep].tolist()), tuple(_scores(levels)[keep].tolist()))
 
     def __call__(self, u: Tensor, stretch: Tensor | None = None) -> Tensor:
-        """G(u), after which normal scores are divided by `stretch`."""
+        """G(u); if `stretch` is given, the normal scores of G(u) are divided by it."""
         if not self.said and stretch is None:
             return u
         found = self._map(_as_scores(u), self.said, self.seen)[0]

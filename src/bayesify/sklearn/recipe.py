@@ -427,7 +427,7 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
 
 
 def _stretched_later(fitted: FittedTable, table: TrainingTable, pair: Pair, settings: Settings) -> FittedTable:
-    """The model with wider distributions for rows after the training period, see `LaterRows`, if rows have a time."""
+    """The fitted table. If rows have a time, rows after the training period get wider distributions; see `LaterRows`."""
     units, rows, place = fitted.units, table.rows, table.time
     latest = None if place is None else latest_rows(rows.x[:, place], rows.weights)
     if latest is None or place is None or units is None or rows.y.shape[1] > 1 or settings.noise is not None:
@@ -694,7 +694,7 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
 
 
 def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """P(Y <= y) of targets, [N, O], and the shares of an atom's probability that count.
+    """P(Y <= y) of targets, [N, O], and the random shares of an atom's probability that are counted.
 
     If a value has positive probability (a count, or a zero at the floor), P(Y <= y) is drawn from the interval that the value
     covers.

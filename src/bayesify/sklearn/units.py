@@ -67,7 +67,8 @@ class TargetUnits(Plain):
         return (t - torch.from_numpy(self.shift)) / torch.from_numpy(self.scale)
 
     def predictive(self, inner: RegressionPredictive, stretch: Tensor | None = None) -> UnitsPredictive:
-        """The distribution of y, computed from the distribution of z, with normal scores divided by `stretch` [B, 1]."""
+        """The distribution of y, computed from the distribution of z. Normal scores are divided by `stretch` [B, 1] if it is
+        given."""
         shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
         floor = -math.inf if self.floor is None else self.floor
         ceiling = math.inf if self.ceiling is None else self.ceiling
