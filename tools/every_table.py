@@ -10,6 +10,7 @@ import statistics
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -75,7 +76,8 @@ How a ranking is judged:
 - If a paper says "similar" or "slightly", we chose the margin or the share.
 - The same rule judges the paper's own numbers, if the paper prints them.
 
-Parentheses after a claim name our setting. If it is not the paper's setting, the verdict "shown" is limited to our setting.
+Parentheses after a claim, or italics below it, name our setting. If it is not the paper's setting, the verdict "shown" is limited
+to our setting.
 
 `python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. It computes verdicts
 and numbers. The sentences after *Why* are written by hand.
@@ -616,13 +618,35 @@ def claims_page(content: Mapping[str, list[Cell]]) -> str:
         for paper, title in PAPERS.items():
             mine = [one for one in own if one["paper"] == paper and one["shown"] is shown]
             if mine:
-                parts += [f"### {title}: {paper.replace('-', ' ')}, {word}\n", *map(_told, mine)]
+                parts += [f"### {title}: {paper.replace('-', ' ')}, {word}\n", *_listed(mine)]
     return "\n".join(parts)
 
 
+def _listed(claims: list[Cell]) -> list[str]:
+    """Items of a list. Claims that differ only in their setting share an item, with one item below it per setting."""
+    items = []
+    for (base, figure), group in groupby(claims, key=lambda one: (_setting_apart(one["claim"])[0], one["figure"])):
+        own = list(group)
+        if len(own) == 1:
+            items.append(f"- **{_capital(own[0]['claim'])}** ({figure}). {_told(own[0])}\n")
+            continue
+        below = [f"    - *{_capital(_setting_apart(one['claim'])[1])}.* {_told(one)}\n" for one in own]
+        items.append("\n".join([f"- **{_capital(base)}** ({figure})\n", *below]))
+    return items
+
+
+def _setting_apart(claim: str) -> tuple[str, str]:
+    """A claim without its setting, and the setting, which `claims` put in parentheses at the end."""
+    base, _, setting = claim.removesuffix(")").rpartition(" (")
+    return (base, setting) if base and claim.endswith(")") else (claim, "")
+
+
 def _told(one: Cell) -> str:
-    cause = f" *Why:* {one['cause']}" if one["cause"] else ""
-    return f"- **{one['claim'][0].upper()}{one['claim'][1:]}** ({one['figure']}). {one['reason']}{cause}\n"
+    return f"{one['reason']} *Why:* {one['cause']}" if one["cause"] else str(one["reason"])
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
 
 
 if __name__ == "__main__":

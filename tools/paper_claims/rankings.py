@@ -12,6 +12,9 @@ Words = Callable[[str, str], str]
 MAX_LISTED = 5
 """Largest number of comparisons whose numbers are listed. Failing comparisons are chosen first."""
 
+MAX_LISTED_IF_ALL_HOLD = 3
+"""The same, for a claim whose comparisons all hold."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -137,7 +140,8 @@ def counted(found: Sequence[Comparison]) -> str:
 
 def _numbers(ours: Sequence[Comparison]) -> list[str]:
     """Sentences of numbers for each metric and pair of systems. Failing comparisons are marked if others hold."""
-    most = len(ours) if len(ours) == MAX_LISTED + 1 else MAX_LISTED
+    limit = MAX_LISTED_IF_ALL_HOLD if all(one.holds for one in ours) else MAX_LISTED
+    most = len(ours) if len(ours) == limit + 1 else limit
     listed = sorted(sorted(ours, key=lambda one: one.holds)[:most], key=ours.index)
     mixed = len({one.holds for one in ours}) == 2
     text = []
