@@ -101,7 +101,7 @@ def test_what_cannot_be_loaded_is_skipped_by_name(install: Callable[..., None]) 
 def test_what_is_no_method_is_skipped_by_name(install: Callable[..., None]) -> None:
     install("NUMBER")
     with pytest.warns(
-        UserWarning, match=r"'NUMBER = .*' is skipped: int is neither a Method nor a subclass of Posterior"
+        UserWarning, match=r"'NUMBER = .*' is skipped, because int is neither a Method nor a subclass of Posterior"
     ):
         assert all_methods() == METHODS
 

@@ -164,7 +164,9 @@ def find_posterior(name: str) -> type[Posterior]:
             raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{use}")
         found[source] = theirs
     if len(found) > 1:
-        raise ValueError(f"bayesianize: {name!r} is the name of several posteriors, {' and '.join(found)}; rename one")
+        raise ValueError(
+            f"bayesianize: {name!r} is the name of several posteriors, {' and '.join(found)}; rename one of them"
+        )
     if not found:
         raise ValueError(f"unknown method {name!r}; {suggest(wanted, known)}")
     return found.popitem()[1]

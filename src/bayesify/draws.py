@@ -78,8 +78,8 @@ class Draws:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's output with each draw's weights.
 
-        The arguments are the network's. The kind of network decides whether draws run together or one after the other. This
-        choice changes only the speed.
+        The arguments are those of the network. The kind of network decides whether draws run together or one after the
+        other. This choice changes only the speed.
 
         Returns:
             The outputs, [S, B, ...]. A dict, tuple or dataclass of outputs keeps its type, and each of its tensors gets

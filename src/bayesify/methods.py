@@ -183,12 +183,13 @@ def _other_methods() -> dict[str, Method]:
             thing = Method.of_posterior(thing)
         if not isinstance(thing, Method):
             words = f"{type(thing).__name__} is neither a Method nor a subclass of Posterior with a name"
-            warnings.warn(f"{GROUP}: the entry point {source!r} is skipped: {words}", stacklevel=3)
+            warnings.warn(f"{GROUP}: the entry point {source!r} is skipped, because {words}", stacklevel=3)
             continue
         for name in _names(thing):
             if name in owners:
                 raise ValueError(
-                    f"{GROUP}: the name {name!r} of the entry point {source!r} already belongs to {owners[name]}; rename one"
+                    f"{GROUP}: the name {name!r} of the entry point {source!r} already belongs to {owners[name]}; "
+                    "rename one of them"
                 )
             owners[name] = f"the entry point {source!r}"
         found[thing.name] = thing

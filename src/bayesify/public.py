@@ -35,7 +35,7 @@ from bayesify.training.schedules import KLSchedule
 from bayesify.version import __version__
 from bayesify.weights.catalog import count_parameters
 
-# Scikit-learn is optional, so its estimators are imported only when a file holds one.
+# Scikit-learn is optional, so the estimators are imported only when a file holds an estimator.
 serializers.MODULES_BY_KIND.update(BayesianRegressor="bayesify.sklearn", BayesianClassifier="bayesify.sklearn")
 
 __all__ = [

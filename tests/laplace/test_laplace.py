@@ -542,7 +542,7 @@ def test_a_search_goes_on_beyond_an_edge_and_says_where_it_ends() -> None:
     net, data, x = problem()
     laplace = fitted(net, likelihoods.Categorical(), data)
     wrong = [(x, (net(x).argmax(-1) + 1) % 3)]  # the wider the better
-    with pytest.warns(UserWarning, match=r"the best prior precision, .*, is the smallest that was tried"):
+    with pytest.warns(UserWarning, match=r"the best prior precision, .*, is the smallest value that was tried"):
         chosen = laplace.tune_prior_precision(wrong)
     assert chosen < 1e-5
     assert laplace.tune_prior_precision(wrong, grid=[0.1, 1.0], fine=False) == 0.1  # as it is
@@ -655,9 +655,9 @@ def test_the_network_is_not_changed() -> None:
             "1MiB",
             "full",
             64 * 3 + 3,
-            ", last layer, since a full covariance over all 899 weights would take 9.25 MiB",
+            ", last layer, because a full covariance over all 899 weights would take 9.25 MiB",
         ),
-        (64, "100KiB", "kronecker", 64 * 3 + 3, ", last layer, since a full covariance over all 899 weights"),
+        (64, "100KiB", "kronecker", 64 * 3 + 3, ", last layer, because a full covariance over all 899 weights"),
     ],
 )
 def test_without_a_subset_the_budget_chooses(hidden, memory, covariance, size, remark):

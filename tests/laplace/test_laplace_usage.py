@@ -32,7 +32,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "not_a_module": (lambda: Laplace(3, CATEGORICAL), "give a torch.nn.Module"),  # type: ignore[arg-type]
     "structure": (lambda: Laplace(network(), CATEGORICAL, covariance="dense"), "'full', 'diagonal', 'kronecker'"),  # type: ignore[arg-type]
     "curvature": (lambda: Laplace(network(), CATEGORICAL, curvature="hessian"), "'ggn' or 'empirical'"),  # type: ignore[arg-type]
-    "precision": (lambda: Laplace(network(), CATEGORICAL, prior_precision=0.0), "prior_precision=0.0; give a positive"),
+    "precision": (
+        lambda: Laplace(network(), CATEGORICAL, prior_precision=0.0),
+        "prior_precision=0.0 is not a positive number; give a positive",
+    ),
     "memory": (lambda: Laplace(network(), CATEGORICAL, memory="lots"), "such as '1GiB'"),
     "no_likelihood": (lambda: Laplace(network(), None), "likelihood=None; give a Likelihood"),  # type: ignore[arg-type]
     "subset_name": (lambda: Laplace(network(), CATEGORICAL, "half"), "'all', 'last_layer'"),
@@ -82,7 +85,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "unnamed_layer": (
         lambda: Laplace(network(), CATEGORICAL, prior_precision={"0": 1.0}).fit(data()),
-        "nothing about 2.weight",
+        "no entry for 2.weight",
     ),
 }
 

@@ -178,7 +178,7 @@ def many_classes(**options) -> tuple[bayesify.Laplace, Tensor]:
 
 def test_many_outputs_are_sampled_by_default_and_the_error_is_said() -> None:
     laplace, x = many_classes()
-    expected = "200 outputs sampled, with relative errors: curvature 0.056, predicted standard deviations 0.12"
+    expected = "200 outputs sampled (relative errors: curvature 0.056, predicted standard deviations 0.12)"
     assert expected in repr(laplace)
     with pytest.warns(
         UserWarning, match=r"Laplace.fit: 200 outputs take about 400 passes .* leave out num_samples='exact'"

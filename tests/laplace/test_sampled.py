@@ -184,7 +184,7 @@ def test_draws_that_did_not_converge_are_reported(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("bayesify.laplace.sampled.Equations.error", lambda *_: 67.0)
     net, likelihood, data = problem("labels")
     options = Sampled(2, at_once=2, solver="minibatch", steps=5, batch=10)
-    with pytest.warns(UserWarning, match=r"did not converge: their relative error is 67, .* give more steps"):
+    with pytest.warns(UserWarning, match=r"did not converge: their relative error is 67 .* give more steps"):
         bayesify.Laplace(net, likelihood, covariance=options, prior_precision=2.0).fit(batches(data))
 
 
@@ -320,7 +320,7 @@ def test_what_draws_cannot_do_is_said() -> None:
     assert laplace.draw(6)(x).shape == (6, 30, 4)
     with pytest.raises(ValueError, match="more than memory"):
         bayesify.Laplace(net, "categorical", covariance="sampled", memory=2000).fit(data)
-    with pytest.raises(ValueError, match="checkpoint is for covariance='sampled'"):
+    with pytest.raises(ValueError, match="checkpoint works only with covariance='sampled'"):
         bayesify.Laplace(net, "categorical", covariance="diagonal").fit(data, checkpoint="draws")
 
     class Changing:

@@ -543,7 +543,7 @@ X = torch.linspace(-1, 1, 15).view(5, 3)
          r"1 \(BatchNorm1d\) normalizes by batch statistics.*; use GroupNorm, or .*batch_statistics='frozen'"),
         (mlp, lambda: GlobalInducing(X, torch.zeros(5, 3)),
          r"targets have shape \(5, 3\), but the last layer 2 has outputs of shape \(5, 2\)"),
-        (mlp, lambda: GlobalInducing(X, torch.zeros(4, 2)), r"targets have shape \(4, 2\).*; give 5 rows, and 2 numbers"),
+        (mlp, lambda: GlobalInducing(X, torch.zeros(4, 2)), r"targets have shape \(4, 2\).*; give 5 rows, each with 2 numbers"),
         (mlp, lambda: GlobalInducing(X, torch.tensor([0, 1, 2, 0, 1])), r"the label 2, but the last layer 2 has 2 outputs; "),
         (lambda: nn.Linear(3, 2), lambda: GlobalInducing(X, torch.zeros(5, 1)),
          r"the last layer \(the network\) has outputs of shape \(5, 2\)"),

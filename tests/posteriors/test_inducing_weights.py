@@ -370,7 +370,7 @@ def test_the_summary_says_what_fitting_u_to_small_layers_would_save(q):
         bayesify.bayesianize(net, posteriors.InducingWeights(8, 8, q=q, fit_to_layer=fit)) for fit in (False, True)
     )
     remarks = [row.remark for row in whole.summary().rows if "fit_to_layer" in row.remark]
-    saved = sum(int(remark.split("save ")[1].replace(",", "")) for remark in remarks)
+    saved = sum(int(remark.split()[-2].replace(",", "")) for remark in remarks)
     assert len(remarks) == 2
     assert saved == bayesify.count_parameters(whole) - bayesify.count_parameters(fitted)
     assert not any(row.remark for row in fitted.summary().rows)

@@ -354,7 +354,7 @@ def test_inducing_moments_under_a_drawn_scale() -> None:
         value = spatial.draw(20_000, generator=generator()).weights["weight"]
         error = 5 * value.std(0) / math.sqrt(len(value))
         assert bool(((value.mean(0) - spatial.posterior.mean()["weight"]).abs() <= error).all())
-    with pytest.raises(ValueError, match="take them from draws"):
+    with pytest.raises(ValueError, match="estimate them from draws"):
         spatial.posterior.variance()
 
 
@@ -368,7 +368,7 @@ def test_families_without_the_scale_cannot_be_the_prior(name: str, kind: type[pr
         assert number(bnn.kl()) == pytest.approx(0, abs=1e-9)
         return
     before = copy.deepcopy(bnn.state_dict())
-    with pytest.raises(ValueError, match="draws its own scales"):
+    with pytest.raises(ValueError, match="has random scales"):
         bnn.set_to_prior()
     assert all(torch.equal(value, before[key]) for key, value in bnn.state_dict().items())
 

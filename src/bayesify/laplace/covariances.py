@@ -1,4 +1,4 @@
-"""Gaussians over chosen weights, from a curvature and a prior precision, and the products that predictions need."""
+"""Gaussians over chosen weights, made from a curvature and a prior precision, and the products that predictions need."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def diagonalize(self) -> bool:
-        """Diagonalize the curvature once for all factors on the prior precisions. Return `False` if it is too large."""
+        """Diagonalize the curvature once for all factors on the prior precisions. Return `False` if the curvature is
+        too large."""
 
     @property
     def held(self) -> int:
@@ -55,7 +56,7 @@ class WeightCovariance(ABC):
         return max(self.subset.count(name) for name in self.subset.names)
 
     def rescaled(self, factor: float) -> Self:
-        """The same curvature under another factor on the prior precisions. Computed eigenvectors are kept."""
+        """The same curvature with another factor on the prior precisions. Eigenvectors that are already computed are kept."""
         other = copy.copy(self)
         other.factor = factor
         for name in ("_factor", "_whitening"):
@@ -71,24 +72,24 @@ class WeightCovariance(ABC):
             factors: Values of c; by default the object's own factor.
 
         Returns:
-            [B, K, K], or [C, B, K, K] for C factors.
+            Covariances, [B, K, K], or [C, B, K, K] for C factors.
         """
 
     @abstractmethod
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Covariances over the K outputs of the network's last layer at each position, if the subset is that layer.
+        """Covariances over the K outputs of the network's last layer at each position. The subset must be that layer.
 
         Args:
-            a: Inputs of the layer at T positions of B examples, with a one for a bias: [B, T, D].
+            a: Inputs of the layer at T positions of B examples, with a 1 for the bias, [B, T, D].
             factors: Values of c; by default the object's own factor.
 
         Returns:
-            B T rows for each factor.
+            For each factor, the covariances of B T positions.
         """
 
     @abstractmethod
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Covariances over all positions and outputs of an example: [C, B, T K, T K] for C factors."""
+        """Covariances over all positions and outputs of an example, [C, B, T K, T K] for C factors."""
 
     @property
     def layer(self) -> Layer:
@@ -99,14 +100,15 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def joint(self, gradients: Gradients) -> Tensor:
-        r"""$J \Sigma J^\top$ over all examples and vectors, ordered by example, then vector: [B K, B K]."""
+        r"""$J \Sigma J^\top$ over all examples and vectors, [B K, B K], ordered by example and then by vector."""
 
     @abstractmethod
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Deviations from the mean: [n, S]."""
+        """Draws of the deviation from the mean, [n, S]."""
 
     def directions(self, count: int, generator: torch.Generator) -> Tensor:
-        """Deviations from the mean, [n, S], whose mean outer product approximates the covariance. By default, `count` draws."""
+        """Deviations from the mean, [n, S], whose mean outer product approximates the covariance. By default these are
+        `count` draws."""
         return self.draw(count, generator)
 
     @abstractmethod
@@ -132,10 +134,10 @@ class WeightCovariance(ABC):
 
 
 class FullCovariance(WeightCovariance):
-    """A dense covariance, from H, [S, S]; see `WeightCovariance`.
+    """A dense covariance, made from H, [S, S]; see `WeightCovariance`.
 
     Attributes:
-        rank: Bound R on the rank of H, the number of examples times outputs; `None` if unknown.
+        rank: Upper bound R on the rank of H: the number of examples times the number of outputs; `None` if unknown.
     """
 
     def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
@@ -145,24 +147,24 @@ class FullCovariance(WeightCovariance):
 
     @property
     def has_low_rank(self) -> bool:
-        """Whether the rank of H is low enough to compute its eigenvectors by `low_rank_eigh`."""
+        """Whether the rank of H is low enough to compute its eigenvectors with `low_rank_eigh`."""
         return self.rank is not None and 3 * self.rank <= len(self.prior)
 
     @property
     def held(self) -> int:
-        """Number of all weights, because whole Jacobian rows are held."""
+        """The number of weights, because whole Jacobian rows are held."""
         return len(self.prior)
 
     @cached_property
     def _factor(self) -> Tensor:
-        """Lower Cholesky factor of the precision, computed in float64 up to `MAX_DIAGONALIZED_WEIGHTS` weights."""
+        """Lower Cholesky factor of the precision. It is computed in float64 for at most `MAX_DIAGONALIZED_WEIGHTS` weights."""
         precision = self._widened(self.curvature).clone()
         precision.diagonal().add_(self.factor * self._widened(self.prior))
         factor = stable_cholesky(precision, f"Laplace: the posterior precision of {len(self.prior)} weights")
         return factor.to(self.curvature)
 
     def _widened(self, value: Tensor) -> Tensor:
-        """The tensor in float64, if the subset is small enough and the device supports it."""
+        """The tensor, converted to float64 if the subset is small enough and the device supports it."""
         return value if len(self.prior) > MAX_DIAGONALIZED_WEIGHTS else widened(value)
 
     @cached_property
@@ -179,22 +181,23 @@ class FullCovariance(WeightCovariance):
         return values.clamp_min(0), root[:, None] * vectors
 
     def diagonalize(self) -> bool:
-        """Whether there are at most `MAX_DIAGONALIZED_WEIGHTS` weights; computes the eigendecomposition if so."""
+        """Whether there are at most `MAX_DIAGONALIZED_WEIGHTS` weights. If so, the eigendecomposition is computed."""
         return len(self.prior) <= MAX_DIAGONALIZED_WEIGHTS and self._eigen is not None
 
     def spectrum(self) -> Tensor:
-        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]. They are kept with the eigenvectors for every factor."""
+        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]. They are the same for every factor and kept with the
+        eigenvectors."""
         return self._eigen[0]
 
     def in_eigenbasis(self, gradient: Tensor) -> Tensor:
-        r"""A gradient with respect to the weights in the basis of `spectrum`, $Q^\top \delta^{-1/2} g$: [S]."""
+        r"""A gradient g with respect to the weights, in the basis of `spectrum`: $Q^\top \delta^{-1/2} g$, [S]."""
         return gradient @ self._eigen[1]
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Covariances by triangular solves or, for several factors, by products with the eigenvectors."""
+        """Covariances, computed by triangular solves or, for several factors, by products with the eigenvectors."""
         if factors is None:
             white = self._whitened(gradients)  # [B, K, S]
-            return white @ white.mT.contiguous()  # a transposed view in batched products is several times slower on ARM
+            return white @ white.mT.contiguous()  # batched products with transposed views are slow on ARM
         if not self.diagonalize():
             return torch.stack([self.rescaled(factor).outputs(gradients) for factor in factors])
         values, basis = self._eigen
@@ -245,12 +248,12 @@ class FullCovariance(WeightCovariance):
         return white.T.reshape(rows.shape).movedim(1, 0)
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """The joint covariance, by one product of whitened rows."""
+        """The joint covariance, computed as one product of whitened rows."""
         white = self._whitened(gradients).flatten(0, 1)
         return white @ white.T
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws by triangular solves with the transposed factor."""
+        """Draws, computed by triangular solves with the transposed factor."""
         noise = self.noise(num_draws, len(self.prior), generator=generator)
         drawn: Tensor = torch.linalg.solve_triangular(self._factor.T, noise.T, upper=True)
         return drawn.T
@@ -264,22 +267,23 @@ class FullCovariance(WeightCovariance):
         return self.dense().diagonal()
 
     def log_det_ratio(self) -> Tensor:
-        """The log ratio, from the eigenvalues if they are known, otherwise from the factor."""
+        """The log ratio, computed from the eigenvalues if they are known, otherwise from the factor."""
         if "_eigen" in self.__dict__ or len(self.prior) <= 512:
             return (self._eigen[0] / self.factor).log1p().sum()
         factor, prior = self._widened(self._factor.diagonal()), self._widened(self.prior)
         return (2 * factor.log().sum() - (self.factor * prior).log().sum()).to(self.prior)
 
     def tensors(self) -> dict[str, Tensor]:
-        """H as a whole, although it is symmetric."""
+        """The whole of H, although it is symmetric."""
         return {"curvature": self.curvature}
 
 
 def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [S] and eigenvectors [S, S] of a matrix of at most rank R, in O(S^2 R) operations.
+    """Eigenvalues [S] and eigenvectors [S, S] of a matrix whose rank is at most R, in O(S^2 R) operations.
 
-    Products with R random vectors span the range of the matrix (Halko et al. 2011). A QR decomposition adds vectors with eigenvalue
-    0 to complete the basis. The results equal those of `stable_eigh` up to rounding and the order of the eigenvalues.
+    Products with R random vectors span the range of the matrix (Halko et al. 2011). A QR decomposition completes the
+    basis with vectors of eigenvalue 0. Up to rounding and the order of eigenvalues, the results equal the results of
+    `stable_eigh`.
     """
     wide = widened(matrix)
     generator = torch.Generator(matrix.device).manual_seed(0)
@@ -292,7 +296,8 @@ def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]
 
 
 class MarginalCovariance(FullCovariance):
-    r"""$[(H + c\delta)^{-1}]_{SS}$, the block for a subset S of the covariance over all weights (Daxberger et al. 2021, eq. 11).
+    r"""$[(H + c\delta)^{-1}]_{SS}$, the block of a subset S in the covariance over all weights (Daxberger et al. 2021,
+    eq. 11).
 
     Its evidence is the evidence of the whole model.
 
@@ -326,7 +331,7 @@ class MarginalCovariance(FullCovariance):
         return super().draw(num_draws, generator)[:, self._index]
 
     def dense(self) -> Tensor:
-        """The subset's rows and columns of the whole covariance."""
+        """The rows and columns of the whole covariance that belong to the subset."""
         return super().dense()[self._index][:, self._index]
 
 
@@ -360,11 +365,11 @@ class KroneckerCovariance(WeightCovariance):
 
     Args:
         subset: The weights. Each weight of a linear map must be chosen as a whole.
-        curvature: A and G of each linear map, and the diagonals of the other weights; see `kronecker_curvature`.
-        prior: [S], one value per linear map.
+        curvature: A and G of each linear map, and the diagonal for each other weight; see `kronecker_curvature`.
+        prior: $\delta$, [S], with one value per linear map.
 
     Raises:
-        ValueError: If the prior's precision differs within a linear map.
+        ValueError: If the prior precision differs within a linear map.
     """
 
     def __init__(self, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor) -> None:
@@ -395,20 +400,21 @@ class KroneckerCovariance(WeightCovariance):
 
     @cached_property
     def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each block the products of eigenvalues [d_out, d_in], and the eigenvectors of G and of A."""
+        """For each block, the products of eigenvalues, [d_out, d_in], and the eigenvectors of G and of A."""
         return [_diagonalized(block) for block in self.blocks]
 
     def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
-        """Variances of a weight [n], given its name, or of a block in its eigenbasis [d_out, d_in], given its index."""
+        """Variances of an independent weight, [n], or of a block in its eigenbasis, [d_out, d_in]. `part` is a name or
+        the index of a block."""
         factor = self.factor if factor is None else factor
         if isinstance(part, str):
             return 1 / (self.diagonal[part] + factor * self._prior_of[part])
         return 1 / (self._eigen[part][0] + factor * self.blocks[part].prior)
 
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
-        """Gradients with respect to each independent weight, and to each block in its eigenbasis: [B, K, n].
+        """Gradients with respect to each independent weight, and to each block in its eigenbasis, [B, K, n].
 
-        If a layer is applied once per example, its gradients are given as two factors instead: inputs [B, d_in] and output
+        If a layer is applied once per example, its gradients come as two factors instead: inputs [B, d_in] and output
         gradients [K, B, d_out].
         """
         for name in self.diagonal:
@@ -432,11 +438,10 @@ class KroneckerCovariance(WeightCovariance):
                 yield index, turned.movedim(1, 0).flatten(2)
 
     def _outer(self, gradients: Gradients, name: str) -> tuple[Tensor, Tensor] | None:
-        """Inputs [B, d_in] and gradients [K, B, d_out] of a linear layer.
+        """Inputs [B, d_in] and output gradients [K, B, d_out] of a linear layer.
 
-        Their outer products are the gradients with respect to its whole weight.
-
-        `None` if the gradients are not such products: the weight has several uses or positions, or its layer is not linear.
+        Their outer products are the gradients with respect to the whole weight. The result is `None` if the gradients
+        are not such products, because the weight has several uses or positions or because its layer is not linear.
         """
         uses, calls = gradients.uses(name), gradients.calls(name)
         if self.subset.entries[name] is not None or len(uses) != 1 or len(calls) != 1:
@@ -465,7 +470,8 @@ class KroneckerCovariance(WeightCovariance):
         return total[0] if factors is None else total
 
     def _last_layer(self, a: Tensor, factors: list[float] | None) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Inputs of the last layer in A's eigenbasis, the eigenvectors of G, and variances of `[W b]` in both bases per factor.
+        """Inputs of the last layer in the eigenbasis of A, the eigenvectors of G, and for each factor the variances of
+        `[W b]` in both bases.
 
         For a layer of independent weights, the eigenbasis is the identity.
         """
@@ -480,13 +486,13 @@ class KroneckerCovariance(WeightCovariance):
         return a.to(self.prior), None, [self.layer.to_matrix(one) for one in found]
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Variances in the eigenbasis of G, from sums of squared inputs in the eigenbasis of A."""
+        """Variances in the eigenbasis of G, computed from sums of squared inputs in the eigenbasis of A."""
         turned, basis, spreads = self._last_layer(a.flatten(0, 1), factors)
         squares = turned.square()
         return [SharedBasis(squares @ spread.T, basis) for spread in spreads]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Covariances in the eigenbasis of G, from products of inputs in the eigenbasis of A."""
+        """Covariances in the eigenbasis of G, computed from products of inputs in the eigenbasis of A."""
         turned, basis, spreads = self._last_layer(a, factors)
         found = []
         for spread in spreads:
@@ -508,7 +514,7 @@ class KroneckerCovariance(WeightCovariance):
         return total
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Noise in each eigenbasis, rotated back to the weights."""
+        """Draws of noise in each eigenbasis, rotated back to the weights."""
         noise = self.subset.split(self.noise(num_draws, len(self.prior), generator=generator))
         found = {name: noise[name] * self._spread(name).sqrt() for name in self.diagonal}
         for index, block in enumerate(self.blocks):
@@ -520,10 +526,10 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def keep_eigenvectors(self, device: torch.device) -> Self:
-        """This object without the Kronecker factors, after their diagonalization on `device`. It takes half the memory and cannot
-        be saved.
+        """This object without the Kronecker factors, which are first diagonalized on `device`.
 
-        The eigenvectors stay on the device of the factors. On a host with a GPU they are in pinned memory.
+        The result takes half the memory and cannot be saved. The eigenvectors stay on the device of the factors. If
+        that is the CPU of a machine with a GPU, they are in pinned memory.
         """
         home = self.prior.device
         found = []
@@ -536,7 +542,7 @@ class KroneckerCovariance(WeightCovariance):
         return self
 
     def times(self, vectors: Tensor, device: torch.device) -> Tensor:
-        r"""$\Sigma v$ for vectors [n, S] on any device, computed layer by layer on `device`: [n, S]."""
+        r"""$\Sigma v$, [n, S], for vectors [n, S] on any device, computed layer by layer on `device`."""
         here, parts = vectors.device, self.subset.split(vectors)
         found = {name: parts[name] * self._spread(name).to(here) for name in self.diagonal}
         for index, block in enumerate(self.blocks):
@@ -549,7 +555,7 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def dense(self) -> Tensor:
-        """All blocks in one matrix, in the subset's order."""
+        """All blocks in one matrix, in the order of the subset."""
         total = self.prior.new_zeros(len(self.prior), len(self.prior))
         places = self.subset.split(torch.arange(len(self.prior), device=self.prior.device))
         for name in self.diagonal:
@@ -563,7 +569,8 @@ class KroneckerCovariance(WeightCovariance):
         return total
 
     def variances(self) -> Tensor:
-        """Variances of independent weights; for a block, squares of the eigenvectors times the variances in the eigenbasis."""
+        """Variances of the weights. For a block, they are the squares of the eigenvectors times the variances in the
+        eigenbasis."""
         found = {name: self._spread(name) for name in self.diagonal}
         for index, block in enumerate(self.blocks):
             _, out_vectors, in_vectors = self._eigen[index]
@@ -578,7 +585,7 @@ class KroneckerCovariance(WeightCovariance):
         return torch.stack([(curvature / (self.factor * prior)).log1p().sum() for curvature, prior in parts]).sum()
 
     def tensors(self) -> dict[str, Tensor]:
-        """A and G by layer, diagonals by weight."""
+        """A and G of each layer, and the diagonals of the other weights."""
         found = {f"diagonal/{name}": value for name, value in self.diagonal.items()}
         for block in self.blocks:
             found[f"inputs/{block.layer.name}"] = block.inputs
@@ -587,7 +594,7 @@ class KroneckerCovariance(WeightCovariance):
 
 
 class DiagonalCovariance(KroneckerCovariance):
-    """Independent weights, from the diagonal of H, [S]; see `WeightCovariance`."""
+    """Independent weights, made from the diagonal of H, [S]; see `WeightCovariance`."""
 
     def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
         diagonals = {f"diagonal/{name}": value for name, value in subset.split(curvature).items()}
@@ -602,7 +609,8 @@ class DiagonalCovariance(KroneckerCovariance):
 def from_curvature(
     structure: Structure, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor
 ) -> WeightCovariance:
-    """The Gaussian over a subset from the tensors of its curvature, as `CURVATURES` computes and `tensors` stores them."""
+    """The Gaussian over a subset, made from the tensors of its curvature. `CURVATURES` computes them, and `tensors`
+    stores them."""
     if structure == "kronecker":
         return KroneckerCovariance(subset, curvature, prior)
     kind = FullCovariance if structure == "full" else DiagonalCovariance
@@ -622,7 +630,7 @@ def largest_size(memory: int, dtype: torch.dtype) -> int:
 def check_budget(
     structure: Structure, size: int, weights: Mapping[str, Weight], dtype: torch.dtype, memory: int
 ) -> None:
-    """Raise `ValueError` if a covariance over `size` of a network's weights does not fit into a budget of bytes."""
+    """Raise `ValueError` if a covariance over `size` weights of a network does not fit into a budget of bytes."""
     if structure == "full" and full_bytes(size, dtype) > memory:
         largest = largest_size(memory, dtype)
         raise ValueError(
@@ -633,7 +641,7 @@ def check_budget(
     if structure == "kronecker" and size == sum(weight.numel for weight in weights.values()):
         layers = [layer for layer in group_layers(weights.values()) if layer.weights[0].kind == "matrix"]
         entries = sum(layer.rows**2 + layer.cols**2 for layer in layers)
-        needed = 2 * entries * torch.finfo(dtype).bits // 8  # factors and their eigenvectors
+        needed = 2 * entries * torch.finfo(dtype).bits // 8  # the factors and their eigenvectors
         if needed > memory:
             raise ValueError(
                 f"Laplace: the Kronecker factors of {len(layers)} layers take {in_words(needed)}, more than "

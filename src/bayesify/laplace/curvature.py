@@ -1,4 +1,4 @@
-"""Curvature of a network's loss: sums of products of Jacobians over the data, in pieces that fit into memory."""
+"""Curvature of a network's loss: products of Jacobians, summed over the data in pieces that fit into memory."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from bayesify.weights.catalog import Layer, Weight, group_layers
 
 Curvature = Literal["ggn", "empirical"]
 Structure = Literal["full", "diagonal", "kronecker", "sampled"]
-"""Structure of the curvature and of the covariance that follows from it."""
+"""Structure of the curvature, and of the covariance that follows from the curvature."""
 
 
 MAX_DIAGONALIZED_WEIGHTS = 8192
-"""Largest subset whose full curvature is diagonalized once, in float64, for all prior precisions. For a larger subset, each
-precision needs its own factorization, in the network's type."""
+"""Largest subset whose full curvature is diagonalized once, in float64, for all prior precisions. For a larger subset,
+each precision needs its own factorization, computed in the network's type."""
 
 
 def first_batch(loader: Iterable[Any]) -> Any:
     """The first item of a loader that can be iterated again.
 
     Raises:
-        ValueError: If the loader cannot be iterated again, or is empty.
+        ValueError: If the loader cannot be iterated again or is empty.
     """
     check_repeatable(loader)
     for item in loader:
@@ -51,9 +51,9 @@ class OutputCurvature:
     Args:
         likelihood: The likelihood p(y | outputs).
         kind: `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
-            `"empirical"` is the product of the gradient at the observed target with itself.
-        num_samples: Number of random vectors per example, instead of one per output. Their outer products have the Fisher matrix as
-            expectation.
+            `"empirical"` is the outer product of the gradient at the observed target with itself.
+        num_samples: Number of random vectors per example. They replace one vector per output, and their outer products
+            have the Fisher matrix as expectation.
         seed: Seed of the random vectors.
     """
 
@@ -67,11 +67,11 @@ class OutputCurvature:
 
     @property
     def count(self) -> int | None:
-        """Number of vectors per example; `None` for one per output."""
+        """Number of vectors per example; `None` for one vector per output."""
         return self.num_samples if self.kind == "ggn" else 1
 
     def vectors(self, outputs: Tensor, batch: Batch) -> Tensor:
-        r"""$r_{kn}$ with $\sum_k r_{kn} r_{kn}^\top = H_n$: [K, B, ...]."""
+        r"""Vectors $r_{kn}$, [K, B, ...], with $\sum_k r_{kn} r_{kn}^\top = H_n$."""
         outputs = outputs.detach()
         if self.kind == "empirical":
             with torch.enable_grad():
@@ -92,7 +92,7 @@ class OutputCurvature:
 
 @dataclass
 class DataTerm:
-    """Sums over the data that the pass for the curvature also computes.
+    """Sums over the data, computed in the same pass as the curvature.
 
     Args:
         log_likelihood: Log-likelihood, summed over examples.
@@ -108,7 +108,7 @@ class DataTerm:
 
     def __post_init__(self) -> None:
         self._waiting: Tensor | None = None
-        self._targets: Tensor | None = None  # see `_target_sums`; known after a pass over the data
+        self._targets: Tensor | None = None  # see `_target_sums`; set in a pass over the data
 
     def add(self, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> None:
         """Add one piece. The sums stay on the device until `sum_over_processes`, so that the host does not wait."""
@@ -125,7 +125,7 @@ class DataTerm:
         self.num_data += len(batch)
 
     def sum_over_processes(self) -> None:
-        """Add up the sums of all pieces and processes."""
+        """Add up the sums over all pieces and processes."""
         waiting = [] if self._waiting is None else self._waiting.tolist()
         sums = [float(self.num_data), *waiting, *[0.0] * (3 - len(waiting))]
         total = sum_over_processes(torch.tensor(sums, dtype=torch.float64)).tolist()
@@ -135,7 +135,7 @@ class DataTerm:
             self._targets = sum_over_processes(self._targets)
 
     def score(self) -> Score:
-        """Score of the network on the data, with the score of the best constant guess if it is known."""
+        """Score of the network on the data. It includes the score of the best constant guess if that is known."""
         nll, targets = -self.log_likelihood / max(self.total_weight, 1e-30), self._targets
         if targets is None:
             return Score(nll, None, self.num_data)
@@ -150,7 +150,8 @@ class DataTerm:
 
 
 def _target_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch, weights: Tensor) -> Tensor | None:
-    """Weighted sums of 1, y and y squared for Gaussian noise, [3, O]; weights of each class, [K]; otherwise `None`."""
+    """For Gaussian noise, the weighted sums of 1, y and y squared, [3, O]. For classes, the weight of each class, [K].
+    Otherwise `None`."""
     y = batch.y.reshape(len(batch), -1)
     if likelihood.name == "gaussian":
         return torch.stack(
@@ -160,13 +161,13 @@ def _target_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch, weights:
     if axis is None or y.is_floating_point():
         return None
     num_classes = outputs.shape[axis]
-    counted = weights.unsqueeze(1) * ((y >= 0) & (y < num_classes))  # a label that is ignored may have any number
+    counted = weights.unsqueeze(1) * ((y >= 0) & (y < num_classes))  # an ignored label may be any number
     places = y.long().clamp(0, num_classes - 1).flatten()
     return torch.zeros(num_classes, dtype=weights.dtype, device=y.device).index_add_(0, places, counted.flatten())
 
 
 def sum_over_processes(tensor: Tensor) -> Tensor:
-    """The sum of a tensor over the processes of `torch.distributed`; the tensor itself if there is only one."""
+    """The sum of a tensor over the processes of `torch.distributed`; the tensor itself if there is only one process."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return tensor
@@ -206,8 +207,8 @@ class Examples:
 class Pieces:
     """A pass over examples, in pieces whose Jacobians fit into a memory budget.
 
-    Iteration yields the network linearized at each piece, the vectors of its `OutputCurvature`, and the examples' weights. It also
-    adds up the data term.
+    For each piece, iteration yields the linearized network, the vectors of its `OutputCurvature`, and the weights of
+    the examples. It also adds up the data term.
 
     Args:
         examples: The data.
@@ -217,7 +218,7 @@ class Pieces:
         per_row: Number of entries of the Jacobian that are held per example and vector.
         num_examples: Number of examples after which to stop.
         one_by_one: Whether vectors are pulled back one after the other.
-        progress: Called with the number of examples after each piece.
+        progress: Function that is called after each piece with the number of examples.
         store: Device on which Kronecker factors are added up; by default the network's device.
     """
 
@@ -240,14 +241,15 @@ class Pieces:
             point = self.jacobians.at(args, kwargs)
             data.add(self.loss.likelihood, point.outputs, piece)
             yield point, self.loss.vectors(point.outputs, piece), piece.weights
-            del point  # its activations must be gone before the next piece runs
+            del point  # free its activations before the next piece runs
         self.close(data)
 
     def features(self) -> Iterator[tuple[Features, Batch]]:
         """The same pass with the inputs of the network's last layer instead of derivatives.
 
         Raises:
-            FeaturesEnd: If the network's outputs are not the outputs of its last layer in some batch, here or in another process.
+            FeaturesEnd: If the network's outputs are not the outputs of its last layer in some batch of this or another
+                process.
         """
         data, ended = DataTerm(), False
         with self.jacobians.held() as jacobians:
@@ -319,7 +321,7 @@ class FeaturesEnd(Exception):
 
 
 def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
-    """Number of examples per pass for `Features` within a budget of bytes, with `per_row` extra numbers for each example."""
+    """Number of examples per pass for which `Features` fit into a budget of bytes. Each example takes `per_row` extra numbers."""
     held = cost.activations + 12 * cost.inputs + 40 * cost.outputs + 8 * per_row
     return max(1, int(memory // held))
 
@@ -342,7 +344,7 @@ def rows_at_once(
 
 
 def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
-    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights: `curvature` [S, S] (Daxberger et al. 2021, equation 6)."""
+    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights, as `curvature` [S, S] (Daxberger et al. 2021, equation 6)."""
     total: Tensor | None = None
     for point, vectors, _ in pieces:
         rows = subset.rows(point.pull(vectors)).detach().flatten(0, 1)  # [K B, S]
@@ -355,7 +357,7 @@ def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 
 
 def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
-    """The diagonal of `full_curvature`: `curvature` [S]."""
+    """The diagonal of `full_curvature`, as `curvature` [S]."""
     totals: dict[str, Tensor] = {}
     for point, vectors, _ in pieces:
         for vector in vectors:
@@ -367,7 +369,7 @@ def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 def _add_squares(
     totals: dict[str, Tensor], names: Iterable[str], gradients: Gradients, subset: Subset, memory: int
 ) -> None:
-    """Add the squares of some weights' gradients, summed over vectors and examples, to totals by name: [n] each."""
+    """Square the gradients of some weights, sum them over vectors and examples, and add them to totals by name, [n] each."""
     for name in names:
         index = subset.entries[name]
         index = None if index is None else index.to(gradients.device)
@@ -380,18 +382,19 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 
     $A = \frac{1}{N T} \sum_{n,t} \omega_n a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} \omega_n g_{ntk} g_{ntk}^\top$ over
     examples n of weight $\omega_n$ with $N = \sum_n \omega_n$, the positions t at which a layer is applied, and the vectors k of
-    $H_n$ (Martens & Grosse 2015; Grosse & Martens 2016). The curvature is exact for one example and one position. A layer that does
-    not see every example of every batch (routing, masks) gets the diagonal, by a second pass over the data.
+    $H_n$ (Martens & Grosse 2015; Grosse & Martens 2016). The curvature is exact for one example and one position. A
+    layer that does not see every example of every batch (because of routing or masks) gets the diagonal, which takes a
+    second pass over the data.
 
     Returns:
-        For each linear map or convolution without groups `inputs/<layer>`, A over $[W\ b]$, and `slopes/<layer>`, G. For each
-        other weight `diagonal/<name>`, [n].
+        For each linear map and each convolution without groups: `inputs/<layer>`, which is A over $[W\ b]$, and
+        `slopes/<layer>`, which is G. For each other weight: `diagonal/<name>`, [n].
     """
     grouped = group_layers(subset.weights[name] for name in subset.names)
     layers = [layer for layer in grouped if all(map(_is_one_map, layer.weights))]
     covered = {weight.name for layer in layers for weight in layer.weights}
     apart = [name for name in subset.names if name not in covered]
-    sums: dict[str, Tensor] = {}  # of a a^T and g g^T
+    sums: dict[str, Tensor] = {}  # sums of a a^T and g g^T
     counts = dict.fromkeys((layer.name for layer in layers), 0.0)  # N T
     squares: dict[str, Tensor] = {}
     missed: set[str] = set()
@@ -424,7 +427,7 @@ def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 def _add_factors(
     sums: dict[str, Tensor], layer: Layer, gradients: Gradients, weights: Tensor | None, store: torch.device | None
 ) -> int:
-    """Add a layer's products a a^T and g g^T to the sums, on the device that stores them, and count its positions."""
+    """Add a layer's products a a^T and g g^T to the sums, on the device of the sums, and count the layer's positions."""
     positions = 0
     for call in gradients.calls(layer.weights[0].name):
         a, g = layer_factors(*call, layer)
@@ -446,11 +449,11 @@ CURVATURES: dict[Structure, Callable[[Pieces, Subset], dict[str, Tensor]]] = {
     "diagonal": diagonal_curvature,
     "kronecker": kronecker_curvature,
 }
-"""Functions that compute the tensors of a curvature for `covariances.from_curvature`, keyed by the covariance's structure."""
+"""Functions that compute the tensors of a curvature for `covariances.from_curvature`, by the structure of the covariance."""
 
 
 def has_factors(layer: Layer, gradients: Gradients) -> bool:
-    """Whether the inputs of a linear map and the gradients at its outputs were seen for all examples of a batch."""
+    """Whether a linear map has seen all examples of a batch, so that its inputs and the gradients at its outputs are complete."""
     if not gradients.calls(layer.weights[0].name):
         return False
     uses = [gradients.uses(weight.name) for weight in layer.weights]

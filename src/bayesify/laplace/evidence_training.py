@@ -20,18 +20,19 @@ from bayesify.training.fitting import fit
 from bayesify.weights.catalog import Weight, catalog, group_layers
 
 NUM_FIXED_POINT_STEPS = 5
-"""Number of updates of the precisions for each curvature. The next curvature starts from the last update."""
+"""Number of updates of the precisions after each new curvature."""
 PRECISION_RANGE = 1e-4, 1e8
 """Smallest and largest precision. The precision of a layer that the data do not need would otherwise grow forever."""
 MIN_NOISE_SHARE = 0.05
-"""Lower bound on the denominator of the noise estimate, N O minus the effective parameters, relative to N O."""
+"""Lower bound on the denominator of the noise estimate, as a share of N O. The denominator is N O minus the effective
+parameters."""
 
 
 class LayerwiseGaussian(Prior):
     r"""$p(w) = \mathcal{N}(0, 1 / \delta_w)$ with a precision for each weight, which may change between calls of `fit`.
 
     Args:
-        precisions: $\delta$ by the name of the weight. The prior refers to this mapping and does not copy it.
+        precisions: $\delta$ by weight name. The prior refers to this mapping and does not copy it.
     """
 
     name = "layerwise_gaussian"
@@ -60,7 +61,7 @@ def fit_with_evidence(
     read_batch: BatchReader | None = None,
     progress: bool = False,
 ) -> Laplace:
-    r"""Train a network, and during training choose one prior precision per layer by the Laplace evidence, without validation data.
+    r"""Train a network and meanwhile choose one prior precision per layer by the Laplace evidence, without validation data.
 
     Every few epochs, a Laplace approximation around the current weights gives the evidence. The precisions maximize it:
 
@@ -68,14 +69,14 @@ def fit_with_evidence(
 
     for the $P_l$ weights of layer l (MacKay 1992; Immer et al. 2021, "Scalable marginal likelihood estimation for model selection
     in deep learning", which ascends the gradient of the same evidence). If no noise variance was given, the variance is
-    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$. Training is `bayesify.fit` under `posteriors.Point`, by Adam. Its rate is constant
-    until it falls to 0 in the last epochs. The precisions start at the number of inputs of a layer, as in `priors.Neal()`.
+    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$. Training is `bayesify.fit` with `posteriors.Point` and Adam. The learning rate
+    falls to 0 in the last epochs. The precision of a layer starts at the layer's number of inputs, as in `priors.Neal()`.
 
     Args:
         net: The network, which is not changed. The trained network is `laplace.network`.
         likelihood: The likelihood p(y | outputs), or its name.
         loader: Iterable of batches as for `bayesify.fit`, without random augmentation.
-        epochs: Number of passes over the data for training. Each curvature takes one more pass.
+        epochs: Number of training passes over the data. Each curvature takes one more pass.
         every: Number of epochs between two updates of the precisions.
         covariance: Structure of the Laplace approximation; see `Laplace`.
         learning_rate: Learning rate of Adam.
@@ -85,7 +86,7 @@ def fit_with_evidence(
         progress: Whether to show progress.
 
     Returns:
-        The fitted posterior around the trained network, under the precisions of the last epochs (`laplace.prior_precision`).
+        The fitted posterior around the trained network, with the precisions of the last epochs (`laplace.prior_precision`).
     """
     weights = catalog(net).trainable
     precisions = {name: float(weight.fan_in or 1) for name, weight in weights.items()}
@@ -110,10 +111,11 @@ def fit_with_evidence(
 
 @torch.no_grad()
 def maximize_evidence(laplace: Laplace, precisions: dict[str, float]) -> float:
-    """Update the precisions of all layers, in place, to increase the evidence under the curvature of a fitted approximation.
+    """Update the precisions of all layers, in place, so that the evidence increases with the curvature of a fitted
+    approximation.
 
     Returns:
-        The variance of a Gaussian noise that increases the evidence.
+        A variance of Gaussian noise that increases the evidence.
     """
     subset, posterior = laplace.fitted()
     structure, curvature = laplace.covariance, posterior.tensors()

@@ -1,4 +1,4 @@
-"""Laplace from a training task: training to the maximum a posteriori, and then a posterior around it."""
+"""Laplace for a training task: train to the maximum a posteriori, and then fit a posterior around it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bayesify.weights.catalog import catalog
 
 
 def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over all weights, or a Kronecker-factored covariance if the full one is too large."""
+    """A full covariance over all weights, or a Kronecker-factored covariance if a full covariance is too large."""
     trained = train_point(task)
     around, likelihood = trained.mean_network().eval(), trained.likelihood or task.likelihood
     return laplace_around(around, likelihood, task.loader, prior=task.prior, subset=subset, memory=memory)
@@ -44,9 +44,10 @@ def laplace_around(
     memory: int | str = "1GiB",
     most: int | None = None,
 ) -> Laplace:
-    """The posterior around a trained network, in evaluation mode, under a prior that is not bound to the network yet.
+    """The posterior around a trained network, in evaluation mode. The prior is not yet bound to the network.
 
-    With more than `most` weights, the covariance over all weights is Kronecker-factored. `most` defaults to what fits into memory.
+    If there are more than `most` weights, the covariance over all weights is Kronecker-factored. By default, `most` is
+    the number of weights whose full covariance fits into memory.
     """
     weights = catalog(net).trainable
     total = sum(weight.numel for weight in weights.values())

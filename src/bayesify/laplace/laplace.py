@@ -113,16 +113,18 @@ Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 
 PASSES_PER_VECTOR = {"full": 2, "kronecker": 4, "diagonal": 14}
-"""Number of passes of a convolutional network per vector of an example, for the curvature. A diagonal squares each example's
-gradients separately, which took 14 passes for a ResNet-50 on an H200 and 7 for a ResNet-18 on two CPU cores."""
+"""Number of passes of a convolutional network that the curvature takes per vector of an example. A diagonal squares the
+gradients of each example separately. This took the time of 14 passes for a ResNet-50 on an H200, and of 7 passes for a
+ResNet-18 on two CPU cores."""
 
 MAX_QUIET_WEIGHTS = 3000
-"""Number of weights up to which `fit` chooses a full covariance by default without a warning. There is also no warning if examples
-times outputs are at most a third of the weights. Diagonalizing the curvature of 4,810 weights takes 57 s of one ARM core."""
+"""Largest number of weights for which `fit` chooses a full covariance by default without a warning. There is also no
+warning if the number of examples times outputs is at most a third of the number of weights. Diagonalizing the curvature
+of 4,810 weights takes 57 s on one ARM core."""
 
 MIN_RELATIVE_NOISE = 1e-12
-"""Smallest noise variance that `fit` finds, relative to the targets' mean square. A network that fits every target exactly has no
-residuals."""
+"""Smallest noise variance that `fit` can find, relative to the targets' mean square. It is needed if a network fits
+every target exactly and has no residuals."""
 
 
 def _matrices(covariance: Covariance) -> Tensor:
@@ -141,11 +143,11 @@ def _parts_of(batch: Batch, found: Iterable[tuple[Tensor, Any]]) -> Iterator[tup
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
     """The given weights, or a `ValueError` if they cannot have a posterior."""
     if not weights:
-        raise ValueError("Laplace: every parameter of the network is frozen; unfreeze some")
+        raise ValueError("Laplace: every parameter of the network is frozen; unfreeze at least one parameter")
     for name in weights:
         if net.get_parameter(name).dtype == torch.float16:
             raise ValueError(
-                f"Laplace: {name} is float16, too coarse for derivatives; use net.float() or net.bfloat16()"
+                f"Laplace: {name} is float16, which is too coarse for derivatives; use net.float() or net.bfloat16()"
             )
     return weights
 
@@ -167,32 +169,37 @@ class Laplace(Drawable):
     r"""A Gaussian posterior around the weights of a trained network, $q(w_S) = \mathcal{N}(w^*_S, (H_{SS} + \lambda I)^{-1})$.
 
     $H = \sum_n J_n^\top H_n J_n$ is the generalized Gauss-Newton matrix of the data (Daxberger et al. 2021, equations 5
-    and 6). The weights that are not chosen stay at $w^*$. The network is neither trained again nor changed: `Laplace` keeps a copy.
+    and 6). The weights that are not chosen stay at $w^*$. The given network is neither trained again nor changed,
+    because `Laplace` keeps a copy.
 
     Args:
         net: The trained network, in evaluation mode if it has dropout or batch normalization.
         likelihood: The likelihood p(y | outputs), or its name.
-        subset: `"all"`, `"last_layer"`, a list of names or globs, a mask by name, or a selector from `bayesify.subnetwork`. By
-            default `fit` chooses all weights if a full covariance over them fits into `memory`. Otherwise it chooses the last
-            layer, with a full covariance if that fits and Kronecker factors if not. `repr` reports the choice. If `covariance` is
-            given without a subset, the subset is `"all"`.
-        covariance: `"full"`, `"diagonal"`, `"kronecker"` (for linear maps and convolutions; other weights get a diagonal), or
-            `"sampled"` (draws, with options as a `Sampled`). If a subset is given without a covariance, it is `"full"`.
-        prior_precision: Prior precision $\lambda$: a number, a number by name or pattern, or `"size"`, the inverse mean square of
-            each layer's weights. The default is `default_precision`, which `fit` adapts to the data; the page on Laplace has the
-            rules. If `fit` finds the noise, the precision of the last layer is divided by the targets' variance,
-            so that predictions scale with the targets' unit. For `"sampled"`, the default is a multiple of the curvature's
-            diagonal, and `fit` finds the multiple by the evidence.
+        subset: `"all"`, `"last_layer"`, a list of names or globs, masks by name, or a selector from
+            `bayesify.subnetwork`. By default, `fit` chooses all weights if a full covariance over them fits into
+            `memory`. Otherwise it chooses the last layer, with a full covariance if this fits and with Kronecker
+            factors if not. `repr` reports the choice. If `covariance` is given without `subset`, the subset is `"all"`.
+        covariance: `"full"`, `"diagonal"`, `"kronecker"` (for linear maps and convolutions; other weights get a
+            diagonal), or `"sampled"` (draws; a `Sampled` sets options). If `subset` is given without `covariance`, the
+            covariance is `"full"`.
+        prior_precision: Prior precision $\lambda$: a number, a dict from names or patterns to numbers, or `"size"` for
+            the inverse mean square of each layer's weights. The default is `default_precision`, which `fit` adapts to
+            the data; the page on Laplace has the rules. If `fit` finds the noise, the precision of the last layer is
+            divided by the targets' variance, so that predictions scale with the unit of the targets. For `"sampled"`,
+            the default is a multiple of the diagonal of the curvature, and the evidence determines the multiple in
+            `fit`.
         link: Approximation of the expected class probabilities: `"mc"`, `"probit"` or `"bridge"`; see `GaussianClassPredictive`.
-            The default is `"probit"` for one layer of several under a full covariance, otherwise `"mc"`. For all weights under a
-            full covariance, `fit` takes the probit if it predicts left-out training rows better.
+            With a full covariance over one of several layers, the default is `"probit"`; otherwise it is `"mc"`. With a
+            full covariance over all weights, `fit` changes the default to `"probit"` if this predicts left-out training
+            rows better.
         temperature: Factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
-        num_samples: Number K of random vectors per example that replace the matrix $H_n$ of its outputs. The resulting curvature is
-            unbiased. The relative error of a diagonal is $\sqrt{2 / (N K)}$; Kronecker factors of one layer have a larger error. By
-            default the curvature is exact for up to `MAX_EXACT_OUTPUTS` outputs and for the network's last layer. Otherwise it
-            takes `NUM_CURVATURE_SAMPLES` vectors, and predictions in closed form take `NUM_DIRECTIONS` draws, which gives their
-            standard deviations a relative error of one eighth. `"exact"` takes a backward pass for each output.
+        num_samples: Number K of random vectors per example that replace the matrix $H_n$ of the example's outputs. The
+            resulting curvature is unbiased. The relative error of a diagonal is $\sqrt{2 / (N K)}$; Kronecker factors
+            of one layer have a larger error. By default the curvature is exact for up to `MAX_EXACT_OUTPUTS` outputs
+            and for the network's last layer. Otherwise the curvature uses `NUM_CURVATURE_SAMPLES` vectors, and
+            predictions in closed form use `NUM_DIRECTIONS` draws, so that their standard deviations have a relative
+            error of one eighth. `"exact"` uses a backward pass for each output.
         seed: Seed of the random vectors and draws.
         marginal: Whether the subset's covariance is the block $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
             (equation 11) instead of the inverse of the block $H_{SS} + \lambda I$. The network must be small enough for the whole
@@ -212,8 +219,8 @@ class Laplace(Drawable):
         remarks: Notes on the choice of the weights and on sampling errors, after `fit`.
 
     Raises:
-        ValueError: If an argument has an invalid value, a chosen weight is frozen or missing, or dropout or batch normalization
-            is in training mode.
+        ValueError: If an argument has an invalid value, if a chosen weight is frozen or missing, or if dropout or batch
+            normalization is in training mode.
     """
 
     likelihood: Likelihood
@@ -266,7 +273,7 @@ class Laplace(Drawable):
         self._found_link: Link | None = None
         self._runner = Runner(self.network, known.weights, evaluate=True)
         self.values = {name: self.network.get_parameter(name).detach() for name in self.weights}
-        self._default = prior_precision is None  # until `set_prior_factor`
+        self._default = prior_precision is None  # set to false by `set_prior_factor`
         self._scales_by_curvature = covariance == "sampled" and self._default
         default = precisions.default_precision(self.weights, self.values, covariance, self.weights)
         given = default if self._default else prior_precision
@@ -292,20 +299,21 @@ class Laplace(Drawable):
     ) -> Self:
         """Choose the weights, sum the curvature over the data, and find the noise and the prior precision if they were not given.
 
-        The curvature takes one pass over the data. The choice of the weights, the noise and the precision may take one more each.
+        The curvature takes one pass over the data. Choosing the weights, the noise and the precision may each take one more pass.
 
         Args:
             loader: Iterable of batches as for `bayesify.fit`. Under `torch.distributed` each process gives its own part of the
                 data.
             read_batch: Function that converts an item of the loader to inputs and targets.
             progress: Whether to show a progress bar.
-            checkpoint: File for the draws of `covariance="sampled"`. The same call continues from this file after an interruption.
+            checkpoint: File for the draws of `covariance="sampled"`. After an interruption, the same call continues from this
+                file.
 
         Returns:
             This object.
 
         Raises:
-            ValueError: If the subset is empty or larger than the network, the covariance exceeds the memory budget, or the
+            ValueError: If the subset is empty or larger than the network, if the covariance exceeds the memory budget, or if the
                 checkpoint belongs to another run.
         """
         self.base_precision, self.posterior, self.findings = self.prior_precision, None, ()
@@ -343,17 +351,18 @@ class Laplace(Drawable):
         return self
 
     def _report_untrained(self) -> None:
-        """Warn of a network that hardly beats a constant guess on its own training data."""
+        """Warn if the network hardly beats a constant guess on its own training data."""
         remedy = "train the network first, which Laplace does not do; check inputs and targets"
         self.findings = tuple(replace(finding, remedy=remedy) for finding in learned_little(self.data.score()))
         for finding in self.findings:
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _check_outputs(self, outputs: Tensor, first: Batch) -> None:
-        """Let the likelihood check targets before any long computation; warn of outputs that are no logits and of class labels.
+        """Let the likelihood check the targets before any long computation. Warn if outputs are not logits or if
+        numbers look like class labels.
 
-        `outputs` belong to the first two rows of the batch. All targets are checked with the first row's outputs, so that a message
-        shows the shapes of the batch.
+        `outputs` belong to the first two rows of the batch. All targets are checked against the outputs of the first
+        row, so that a message shows the shapes of the batch.
         """
         every = outputs[:1].expand(batch_size(*checked_inputs(first.x)), *outputs.shape[1:])
         self.likelihood.log_prob(every, first.y, has_draws=False)
@@ -362,9 +371,9 @@ class Laplace(Drawable):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _find_noise(self, examples: Examples, x: Any) -> None:
-        """Find the noise and, if all weights are chosen, the factor on a default precision, given the curvature."""
+        """Find the noise from the curvature. If all weights are chosen, also find the factor on a default precision."""
         subset, posterior = self.fitted()
-        if not self.data.squared_error > 0:  # without residuals, the noise stays at its lower bound
+        if not self.data.squared_error > 0:  # if there are no residuals, the noise stays at its lower bound
             return
         if self._is_whole(subset) and not self._is_sampled(x) and posterior.diagonalize():
             batches = self._whole_rows(examples, precisions.MAX_SETTLING_ROWS)
@@ -379,7 +388,8 @@ class Laplace(Drawable):
         return subset.size == Subset.trained(self.network, self.weights).size
 
     def _whole_rows(self, examples: Examples, count: int) -> list[Batch]:
-        """About `count` rows from all over the data; none if a weight is below 1, because its row cannot be left out once."""
+        """About `count` rows from all parts of the data. Empty if an example weight is below 1, because a part of a row
+        cannot be left out."""
         batches = [batch.weighed() for batch in examples.all_over(count)]
         parts = torch.tensor([float((batch.counts < 1).any()) for batch in batches if len(batch)], dtype=torch.float64)
         if float(sum_over_processes(parts.sum())) > 0:
@@ -430,7 +440,8 @@ class Laplace(Drawable):
         return sum_over_processes(total).to(self.dtype)
 
     def _linear_model(self, examples: Examples, noise: float, loss: float) -> LinearModel:
-        """The linearized network as a regression whose squared error in units of the noise is twice its negative log-likelihood."""
+        """The linearized network as a least-squares regression. Its squared error divided by the noise is twice the
+        negative log-likelihood."""
         subset, posterior = self.fitted()
         assert isinstance(posterior, FullCovariance)
         mean = posterior.prior * subset.take(self.values).to(self.dtype)
@@ -442,9 +453,11 @@ class Laplace(Drawable):
         )
 
     def _widen_noise(self, examples: Examples) -> None:
-        """Raise the noise of a one-layer posterior, because the other layers have memorized part of the rows; see `held_out_ratio`.
+        """Raise the noise of a one-layer posterior, because the other layers have memorized part of the rows; see
+        `held_out_ratio`.
 
-        Predictions of training rows then have the variance that residuals of the whole network are expected to have on new rows.
+        The predictive variance of training rows then equals the squared residual that the whole network is expected to
+        have on new rows.
         """
         if not self._is_one_layer:
             return
@@ -471,12 +484,12 @@ class Laplace(Drawable):
         quiet = self.subset.size <= MAX_QUIET_WEIGHTS or self.device.type != "cpu" or not self._chooses
         if isinstance(posterior, FullCovariance) and not quiet and not posterior.has_low_rank:
             warnings.warn(
-                f"Laplace.fit: a full covariance over all {self.subset.size:,} weights takes a minute or more of one CPU core; "
-                "subset='last_layer' takes seconds",
+                f"Laplace.fit: a full covariance over all {self.subset.size:,} weights takes a minute or more on one "
+                "CPU core; subset='last_layer' takes seconds",
                 stacklevel=5,
             )
         if self.covariance == "kronecker":
-            self.posterior.diagonalize()  # so that the first prediction is as fast as later ones
+            self.posterior.diagonalize()  # so that the first prediction is as fast as later predictions
         if self._is_sampled(x):
             self.remarks += (self._sampling_remark(),)
         elif self._default:
@@ -484,9 +497,10 @@ class Laplace(Drawable):
             self._leave_labels_out(examples)
 
     def _check_sampling(self, checkpoint: str | Path | None) -> None:
-        """Raise `ValueError` for a checkpoint without `covariance="sampled"`, or for draws in several processes."""
+        """Raise `ValueError` if there is a checkpoint without `covariance="sampled"`, or if several processes would
+        make draws."""
         if checkpoint is not None and self.covariance != "sampled":
-            raise ValueError("Laplace.fit: checkpoint is for covariance='sampled'; leave it out")
+            raise ValueError("Laplace.fit: checkpoint works only with covariance='sampled'; leave checkpoint out")
         if self.covariance == "sampled" and float(sum_over_processes(torch.ones(()))) > 1:
             raise ValueError("Laplace.fit: covariance='sampled' runs in one process; give all data to one process")
         if self._scales_by_curvature:
@@ -506,7 +520,7 @@ class Laplace(Drawable):
         check_budget(structure, size, self.weights, self.dtype, self.memory - taken)
 
     def _solve_draws(self, examples: Examples, checkpoint: str | Path | None) -> None:
-        """Solve for draws of the linearized posterior over the chosen weights; see `Equations`."""
+        """Compute draws from the linearized posterior over the chosen weights; see `Equations`."""
         subset = self.subset
         assert subset is not None
         prior = None if self._scales_by_curvature else self._prior(subset)
@@ -544,8 +558,8 @@ class Laplace(Drawable):
         if solver.error > MAX_DRAW_ERROR:
             more = "steps" if sampling.takes_minibatches else "iterations"
             warnings.warn(
-                f"Laplace.fit: the draws did not converge: their relative error is {solver.error:.2g}, and draws from the prior "
-                f"would have about 1; give more {more}, a larger prior_precision, or subset='last_layer'",
+                f"Laplace.fit: the draws did not converge: their relative error is {solver.error:.2g} (draws from the "
+                f"prior have about 1); give more {more}, a larger prior_precision, or subset='last_layer'",
                 stacklevel=5,
             )
 
@@ -567,7 +581,7 @@ class Laplace(Drawable):
         advance: Callable[[], None] | None = None,
         most: int | None = None,
     ) -> Equations:
-        """The equations of the draws, over all data, or with conjugate gradients over at most `most` examples."""
+        """The equations of the draws over all data. Conjugate gradients use at most `most` examples."""
         memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
         loss = OutputCurvature(self.likelihood)
         pieces = Pieces(examples, self._jacobians(subset.names), loss, memory, 0)
@@ -585,7 +599,10 @@ class Laplace(Drawable):
 
     def _find_draws_factor(self, equations: Equations, examples: Examples) -> None:
         """Find the prior precision, and the noise if none was given, by the evidence of at most `MAX_EVIDENCE_EXAMPLES`
-        examples. For classes, the precision stays so large that training rows are predicted well enough."""
+        examples.
+
+        For classes, the precision stays large enough to predict training rows well.
+        """
         subset, few = equations.subset, equations
         if equations.minibatch or self.data.num_data > MAX_EVIDENCE_EXAMPLES:
             prior = equations.prior, equations.preconditioner
@@ -613,7 +630,8 @@ class Laplace(Drawable):
     def _losses_of_draws(
         self, batches: Sequence[Batch], posterior: SampledCovariance, factors: Sequence[float]
     ) -> list[float]:
-        """Nats by which predictions of training rows are worse than the network's own, for each factor on the draws' covariance."""
+        """For each factor on the covariance of the draws, the nats by which predictions of training rows are worse than
+        the network's own."""
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
@@ -627,7 +645,7 @@ class Laplace(Drawable):
         return losses
 
     def _narrow_draws(self, examples: Examples) -> None:
-        """For classes, scale the draws down until training rows are predicted well enough; see `_settle_precision`."""
+        """For classes, scale the draws down until they predict training rows well enough; see `_settle_precision`."""
         if self.likelihood.task != "classification":
             return
         subset, posterior = self.fitted()
@@ -648,7 +666,7 @@ class Laplace(Drawable):
         count = len(posterior.draws)
         facts = [f"{count} draws", f"relative error of variances {math.sqrt(2 / count):.2g}"]
         if self._scales_by_curvature:
-            facts.append(f"prior precision {posterior.factor:.3g} of the curvature")
+            facts.append(f"prior precision {posterior.factor:.3g} times the curvature")
         if posterior.narrowed < 1:
             facts.append(f"covariance scaled by {posterior.narrowed:.2g} to predict training rows well")
         if self.sampling.takes_minibatches:
@@ -658,7 +676,7 @@ class Laplace(Drawable):
         return ", ".join([*facts, f"relative error {error:.2g}"])
 
     def _draws_settings(self, subset: Subset) -> dict[str, Any]:
-        """Settings that a continued run must share with the run that it continues."""
+        """Settings that must be the same in a continued run."""
         named = {
             "draws": asdict(self.sampling),
             "seed": self.seed,
@@ -668,7 +686,8 @@ class Laplace(Drawable):
         return named | {"network": self.fingerprint(), "prior_precision": self.base_precision}
 
     def _choose_extent(self, candidates: Candidates) -> tuple[str, ...]:
-        """Choose all weights, or the last layer if the budget requires it, and return a remark with the reason; see `subset`."""
+        """Choose all weights or, if the budget requires it, the last layer. Return a remark with the reason; see the
+        argument `subset`."""
         self.selector, self.covariance = as_selector("all"), "full"
         needed = full_bytes(candidates.free, self.dtype)
         if needed <= self.memory:
@@ -677,14 +696,14 @@ class Laplace(Drawable):
         if full_bytes(self.selector.count(candidates), self.dtype) > self.memory:
             self.covariance = "kronecker"
         whole = f"a full covariance over all {candidates.free:,} weights would take {in_words(needed)}"
-        return (f"last layer, since {whole}",)
+        return (f"last layer, because {whole}",)
 
     def _start_noise(self, examples: Examples, columns: int) -> float | None:
         """Start the noise variance at the network's mean squared residual, if no noise was given.
 
         Returns:
-            Variance of the targets around the mean of each column, or their mean square if they are constant. `None` if the noise
-            was given.
+            Variance of the targets around the mean of each column. If the targets are constant, their mean square.
+            `None` if the noise was given.
         """
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return None
@@ -713,17 +732,17 @@ class Laplace(Drawable):
         if variance is not None and self.covariance == "full" and not self.marginal and self._is_whole(subset):
             found = precisions.isotropic(found, self.weights)
         if variance is not None:
-            with suppress(ValueError):  # no layer is known to be the last one
+            with suppress(ValueError):  # the last layer is not known
                 return self._in_unit(found, variance, last(), inputs)
         return found
 
     def _in_unit(
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
-        """The default precision in the unit of the targets. The last layer's default assumes outputs of variance 1.
+        """The default precision in the unit of the targets. The default of the last layer assumes outputs of variance
+        1.
 
-        Weights without a number of inputs keep their precision, because it follows from their own size, which already reflects
-        the unit.
+        Weights that have no number of inputs keep their precision. It follows from their own size, which already reflects the unit.
         """
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
@@ -780,9 +799,10 @@ class Laplace(Drawable):
         *,
         store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
-        """The curvature over some weights with a given structure, and the data term, in a pass over all or the first examples.
+        """The curvature of some weights with a given structure, and the data term, from a pass over all or the first
+        examples.
 
-        The curvature of the network's last layer comes exactly from the layer's inputs; see `last_layer_curvature`.
+        The curvature of the network's last layer is computed exactly from the layer's inputs; see `last_layer_curvature`.
         """
 
         def read(count: int | None) -> Pieces:
@@ -816,28 +836,27 @@ class Laplace(Drawable):
 
     @property
     def _num_vectors(self) -> int | None:
-        """Random vectors per example for a curvature by backward passes; `None` stands for one vector per output."""
+        """Number of random vectors per example if backward passes compute the curvature; `None` means one vector per output."""
         if isinstance(self.num_samples, int):
             return self.num_samples
         return NUM_CURVATURE_SAMPLES if self._samples_outputs and self.curvature == "ggn" else None
 
     @property
     def _samples_outputs(self) -> bool:
-        """Whether samples replace the outputs, because there are many and `num_samples` is not `"exact"`."""
+        """Whether samples replace the outputs, because there are many outputs and `num_samples` is not `"exact"`."""
         return self.outputs_per_example > MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
-        """Relative errors from sampling the outputs, for `repr`."""
+        """The relative errors that come from sampling the outputs, for `repr`."""
         count, directions = self._num_vectors, f"predicted standard deviations {math.sqrt(0.5 / NUM_DIRECTIONS):.2g}"
         if count is None:
             return f"relative error of sampled {directions}"
         error = math.sqrt(2 / max(1.0, self.data.num_data * count))
-        return (
-            f"{self.outputs_per_example:,} outputs sampled, with relative errors: curvature {error:.2g}, {directions}"
-        )
+        return f"{self.outputs_per_example:,} outputs sampled (relative errors: curvature {error:.2g}, {directions})"
 
     def _announce(self, call: str, num_passes: int) -> bool:
-        """Warn before a call that takes more than `MAX_QUIET_PASSES` passes of the network, and say how many."""
+        """Warn before a call that takes more than `MAX_QUIET_PASSES` passes of the network. The warning gives the
+        number of passes."""
         if num_passes <= MAX_QUIET_PASSES:
             return False
         what, remedy = f"{self.outputs_per_example:,} outputs", "give fewer rows or values to try"
@@ -846,20 +865,20 @@ class Laplace(Drawable):
         elif self.num_samples == "exact":
             remedy = "leave out num_samples='exact'"
         warnings.warn(
-            f"Laplace.{call}: {what} take about {num_passes:,} passes of the network over these data; {remedy}, or choose "
-            f"subset='last_layer', which takes one pass",
+            f"Laplace.{call}: {what} take about {num_passes:,} passes of the network over these data; {remedy}, or "
+            "choose subset='last_layer', which takes one pass",
             stacklevel=4,
         )
         return True
 
     def _curved(self, subset: Subset) -> Subset:
-        """Weights whose curvature the posterior over a subset needs."""
+        """The weights whose curvature the posterior over a subset needs."""
         return Subset.trained(self.network, self.weights) if self.marginal else subset
 
     def _covariance_from(
         self, curvature: Mapping[str, Tensor], subset: Subset, factor: float = 1.0
     ) -> WeightCovariance:
-        """The Gaussian over a subset, from the tensors of a curvature of this structure."""
+        """The Gaussian over a subset, made from the tensors of a curvature of this structure."""
         if self.covariance == "sampled":
             return SampledCovariance(subset, curvature["draws"], curvature["prior"], factor)
         curved = self._curved(subset)
@@ -872,12 +891,12 @@ class Laplace(Drawable):
         return found
 
     def _prior(self, subset: Subset) -> Tensor:
-        """Prior precision of each chosen weight as it was given, before tuning: [S]."""
+        """The given prior precision of each chosen weight, before any tuning, [S]."""
         counts = [(subset.count(name), precisions.precision_of(self.base_precision, name)) for name in subset.names]
         return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
-        """Derivatives with respect to some weights. They are cached, because the first batch is compared with autograd."""
+        """Derivatives with respect to some weights. They are cached, because their first batch is checked against autograd."""
         chosen = tuple(names)
         known = self._derivatives.get(chosen) or Jacobians(self._runner, chosen, output=self.output)
         self._derivatives = {chosen: known}
@@ -886,12 +905,13 @@ class Laplace(Drawable):
     def _settle_precision(self, examples: Examples) -> None:
         """For classes, adapt the default precision to the evidence and to predictions of training rows.
 
-        The evidence takes the scale of a layer's features into account; the default does not. With few rows per weight, however,
-        the evidence prefers a prior so wide that the Gaussian leaves the region where the log-likelihood is quadratic. Predictions
-        are then less confident than the network even on training rows. For one layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights,
-        the precision therefore lies between the evidence's choice and the default. It is the smallest precision that costs training
-        rows at most `MAX_TRAINING_LOSS_RISE` nats per label. For several layers, normalization layers amplify the spread, so the
-        precision rises from the default until the cost is within the same limit.
+        The evidence takes the scale of a layer's features into account, and the default precision does not. With few
+        rows per weight, however, the evidence prefers such a wide prior that the Gaussian leaves the region where the
+        log-likelihood is quadratic. Predictions are then less confident than the network even on training rows. For one
+        layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights, the precision therefore lies between the precision that the
+        evidence chooses and the default. It is the smallest precision that worsens the predictions of training rows by
+        at most `MAX_TRAINING_LOSS_RISE` nats per label. With several layers, normalization layers amplify the spread,
+        so the precision rises from the default until the predictions are within the same limit.
         """
         subset, posterior = self.fitted()
         one, alone = self._is_one_layer, precisions.stands_alone(self.weights, subset.names)
@@ -915,12 +935,11 @@ class Laplace(Drawable):
         self._rescale(bearable[0] if bearable else factors[-1])
 
     def _leave_labels_out(self, examples: Examples) -> None:
-        """For classes, change the precision of all weights if left-out training rows are then predicted better.
+        """For classes, change the precision of all weights if this predicts left-out training rows better.
 
         The same rows choose the link, if none was given. The probit must be better by more than `MAX_DENSITY_LOSS`.
-
-        Training rows alone do not show that a network is overconfident on new rows. Left-out rows, without their own effect on
-        the network (`leave_out`), do.
+        Training rows alone do not show that a network is overconfident on new rows. Left-out rows show it, because
+        their own effect on the network is removed (see `leave_out`).
         """
         subset, posterior = self.fitted()
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
@@ -950,7 +969,7 @@ class Laplace(Drawable):
         self._rescale(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
-        """Nats by which predictions of training rows are worse than the network's own, for each factor on the precision."""
+        """For each factor on the precision, the nats by which predictions of training rows are worse than the network's own."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
         sums = [
             count,
@@ -973,12 +992,13 @@ class Laplace(Drawable):
             RuntimeError: Before `fit`.
         """
         if self.subset is None or self.posterior is None:
-            raise RuntimeError("Laplace: not fitted yet; call fit(loader) first")
+            raise RuntimeError("Laplace: this object is not fitted yet; call fit(loader) first")
         return self.subset, self.posterior
 
     @property
     def _is_one_layer(self) -> bool:
-        """Whether the posterior is a dense Gaussian over weights of a single linear map, in a network with several."""
+        """Whether the posterior is a dense Gaussian over weights of a single linear map, in a network with several
+        linear maps."""
         dense = self.covariance == "full" and not self.marginal
         return self.subset is not None and dense and precisions.stands_alone(self.weights, self.subset.names)
 
@@ -1008,15 +1028,15 @@ class Laplace(Drawable):
     ) -> Predictive:
         r"""The predictive distribution of a batch of any size; see `Predictor.predict` for `x` and `generator`.
 
-        `"closed_form"`: the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
+        With `"closed_form"`, the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
         $\mathcal{N}(f, J \Sigma J^\top)$. The prediction is exact for Gaussian noise, and uses the link for classes.
-        `"linearized_mc"`: draws of the linearized network. `"network_mc"`: draws of the network itself.
+        `"linearized_mc"` uses draws of the linearized network, and `"network_mc"` draws of the network itself.
 
         Args:
             num_draws: Number of draws for the two Monte Carlo methods; 32 by default.
             memory: Budget for Jacobians and stored outputs; by default the budget of this object.
-            split_batch: Whether the batch may be split; see `BayesianNetwork.predict`. `False` is for `"network_mc"` only, because
-                rows of the linearized network do not depend on each other.
+            split_batch: Whether the batch may be split; see `BayesianNetwork.predict`. `False` works only with
+                `"network_mc"`, because rows of the linearized network do not depend on each other.
         """
         budget = self.memory if memory is None else parse_bytes(memory)
         count = num_draws or DEFAULT_NUM_DRAWS
@@ -1031,7 +1051,7 @@ class Laplace(Drawable):
             _, posterior = self.fitted()
             offsets = math.sqrt(self.temperature) * posterior.draw(count, generator)
             return self.likelihood.predictive(Outputs(kept=self._linearized().moved(x, budget, offsets)))
-        # Draws are made on demand from this seed, so that every use gets the same draws.
+        # Draws are made from this seed when they are needed, so that every use gets the same draws.
         seed = _seed_of(generator)
         mean, covariance = self._output_gaussian(x, budget)
         return self._closed_form(mean, covariance, seed)
@@ -1039,7 +1059,7 @@ class Laplace(Drawable):
     def _closed_form(
         self, mean: Tensor, covariance: Covariance, seed: int, *, same_noise: bool = False, link: Link | None = None
     ) -> Predictive:
-        """The predictive from a Gaussian over outputs, with the covariance times the temperature."""
+        """The predictive distribution for a Gaussian over outputs. The covariance is multiplied by the temperature."""
         scaled = (
             covariance.scaled(self.temperature) if isinstance(covariance, Spread) else self.temperature * covariance
         )
@@ -1052,7 +1072,7 @@ class Laplace(Drawable):
         network = self._linearized()
         found: list[tuple[Tensor, list[Any]]] | None = None
         if self._is_sampled(x):
-            with suppress(NotImplementedError):  # an operation without a forward derivative
+            with suppress(NotImplementedError):  # some operation has no forward derivative
                 found = list(network.sampled(x, budget, self.seed, [network.posterior]))
         if found is None:
             announced = self._announce("predict", self._exact_passes(x))
@@ -1091,7 +1111,7 @@ class Laplace(Drawable):
             joint: Whether to include covariances between examples.
 
         Returns:
-            [B, O, O], or with `joint` [B O, B O], ordered by example, then output.
+            The covariance, [B, O, O]. With `joint`, it is [B O, B O], ordered by example and then by output.
         """
         _, posterior = self.fitted()
         args, kwargs = checked_inputs(x)
@@ -1112,14 +1132,15 @@ class Laplace(Drawable):
     @torch.no_grad()
     @checked
     def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw functions from the posterior, through the network itself. Weights that are not chosen keep their point estimates.
+        """Draw functions from the posterior, as draws of the network itself. Weights that are not chosen keep their
+        point estimates.
 
         Args:
             num_draws: Number S of draws.
             generator: Source of randomness.
 
         Returns:
-            The draws. Their `kl` is the KL of the Gaussian to its prior, NaN for `covariance="sampled"`.
+            The draws. Their `kl` is the KL of the Gaussian to its prior, or NaN for `covariance="sampled"`.
         """
         subset, posterior = self.fitted()
         drawn = posterior.draw(num_draws, generator).to(self.device)
@@ -1129,7 +1150,7 @@ class Laplace(Drawable):
         return Draws(self._runner, weights, kl.expand(num_draws))
 
     def kl(self) -> Tensor:
-        r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$ in nats, a scalar."""
+        r"""KL, in nats, of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$; a scalar."""
         subset, posterior = self.fitted()
         mean = subset.take(self.values).to(self.dtype)
         prior = posterior.factor * self._prior(subset)
@@ -1141,7 +1162,7 @@ class Laplace(Drawable):
 
     @torch.no_grad()
     def covariance_matrix(self) -> Tensor:
-        """The covariance over the chosen weights, ordered as `named_parameters()`, row-major within a weight: [S, S]."""
+        """The covariance over the chosen weights, [S, S], in the order of `named_parameters()` and row-major within a weight."""
         return self.temperature * self.fitted()[1].dense()
 
     # -- evidence and tuning ---------------------------------------------------------------------------------------------
@@ -1152,8 +1173,8 @@ class Laplace(Drawable):
 
         $$ \log p(\mathcal{D} | w^*) + \log p(w_S^*) + \tfrac{S}{2}\log 2\pi - \tfrac12 \log\det(H_{SS} + \lambda I) $$
 
-        Weights that are not chosen count as fixed. The value is exact for a linear model with Gaussian noise at its posterior mean,
-        if all weights are chosen.
+        Weights that are not chosen count as fixed. The value is exact if the model is linear with Gaussian noise, is at
+        its posterior mean, and all weights are chosen.
         """
         return self._evidence(self.fitted()[1])
 
@@ -1165,7 +1186,8 @@ class Laplace(Drawable):
 
     @checked
     def set_prior_factor(self, factor: Positive) -> None:
-        """Set the common factor on the given prior precisions. The curvature stays, and a second `fit` keeps the precision."""
+        """Set the common factor on the given prior precisions. The curvature does not change, and a second `fit` keeps
+        the precision."""
         self._rescale(factor)
         self._default = False
 
@@ -1190,18 +1212,18 @@ class Laplace(Drawable):
         r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
 
         The search tries a logarithmic grid, then a finer grid between the neighbors of the best value (Daxberger et al. 2021,
-        appendix C.3). The default grid is extended while its best value is at an end; a given grid is not. If the best value is
-        still at an end, a warning reports it. The curvature is diagonalized once for all values, but a full covariance over more
-        than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized for each value. The posterior keeps the best value.
+        appendix C.3). The default grid is extended while its best value is at an end; a grid that you give is not extended. If the
+        best value is still at an end, a warning says so. The curvature is diagonalized once for all values. However, a full
+        covariance over more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized per value. The posterior keeps the best value.
 
         Args:
             loader: Validation data, for `method="validation"`.
-            method: Criterion: `"validation"` is the mean log predictive density of the loader's data, `"evidence"` is
+            method: Criterion. `"validation"` is the mean log predictive density of the loader's data, and `"evidence"` is
                 `log_evidence()`. The default is `"validation"` if there is a loader, otherwise `"evidence"`.
-            grid: Prior precisions to try. If each layer has its own precision, as by default, these are factors on the precisions
-                of all layers.
+            grid: Prior precisions to try. If each layer has its own precision, which is the default, these are factors on the
+                precisions of all layers.
             fine: Whether to search a finer grid around the best value.
-            noise: Whether to choose the variance of a Gaussian likelihood too, by the evidence (MacKay's fixed point).
+            noise: Whether to also choose the variance of a Gaussian likelihood by the evidence (MacKay's fixed point).
             prediction: Kind of prediction to score: `"closed_form"`, `"linearized_mc"` or `"network_mc"`.
             num_draws: Number of draws for the two Monte Carlo methods.
             read_batch: Function that converts an item of the loader to inputs and targets.
@@ -1222,7 +1244,8 @@ class Laplace(Drawable):
         else:
             if noise:
                 raise ValueError(
-                    "tune_prior_precision: noise=True is for method='evidence'; validation data choose the prior only"
+                    "tune_prior_precision: noise=True works only with method='evidence', because validation data "
+                    "choose only the prior"
                 )
             score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
             num_fine = tuning.NUM_FINE_SCORES
@@ -1235,7 +1258,7 @@ class Laplace(Drawable):
         return chosen
 
     def _evidences(self, factors: list[float]) -> list[float]:
-        """Log evidences under factors on the prior precisions."""
+        """Log evidences for factors on the prior precisions."""
         _, posterior = self.fitted()
         posterior.diagonalize()
         return [float(self._evidence(posterior.rescaled(factor))) for factor in factors]
@@ -1248,7 +1271,8 @@ class Laplace(Drawable):
         read_batch: BatchReader | None,
         generator: torch.Generator | None,
     ) -> tuning.Score:
-        """A function from factors on the prior precisions to mean log predictive densities of a loader's data."""
+        """A function that takes factors on the prior precisions and returns the mean log predictive densities of a
+        loader's data."""
         if loader is None:
             raise ValueError(
                 "tune_prior_precision: method='validation' needs a loader; give a loader over validation data"
@@ -1264,10 +1288,10 @@ class Laplace(Drawable):
         ]
 
     def _densities(self, batches: Sequence[Batch], factors: list[float], seed: int) -> list[float]:
-        """Weighted mean log predictive densities of some batches, in closed form, under factors on the prior precisions."""
+        """Weighted mean log predictive densities of some batches, in closed form, for factors on the prior precisions."""
         _, posterior = self.fitted()
         diagonal = posterior.diagonalize()
-        if not diagonal and len(factors) > 1:  # one at a time, because each needs its own factorization
+        if not diagonal and len(factors) > 1:  # one factor at a time, because each needs its own factorization
             return [self._densities(batches, [factor], seed)[0] for factor in factors]
         network = self._linearized()
         if not diagonal:
@@ -1291,7 +1315,7 @@ class Laplace(Drawable):
     def _density_of_draws(
         self, batches: Sequence[Batch], factor: float, prediction: Method, num_draws: int, seed: int
     ) -> float:
-        """The mean log predictive density, estimated by draws, under one factor on the prior precisions."""
+        """The mean log predictive density, estimated from draws, for one factor on the prior precisions."""
         other = copy.copy(self)
         other.set_prior_factor(factor)
         total = 0.0
@@ -1302,7 +1326,7 @@ class Laplace(Drawable):
         return total / total_count(batches)
 
     def _shared_noise(self, what: str) -> Gaussian:
-        """The likelihood, or a `ValueError` that names the caller if it is not Gaussian with one shared variance."""
+        """The likelihood. If it is not Gaussian with one shared variance, a `ValueError` names the caller `what`."""
         if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
             raise ValueError(f"{what} needs a Gaussian likelihood with one shared variance")
         return self.likelihood
@@ -1311,7 +1335,7 @@ class Laplace(Drawable):
         """Set the noise variance to MacKay's fixed point."""
         likelihood, (subset, posterior) = self._shared_noise("tune_prior_precision: noise=True"), self.fitted()
         if not isinstance(posterior, FullCovariance) or self.marginal:
-            raise ValueError("tune_prior_precision: noise=True needs covariance='full' without marginal=True")
+            raise ValueError("tune_prior_precision: noise=True works only with covariance='full' and marginal=False")
         mean = subset.take(self.values).double()
         variance = fixed_point_noise(
             posterior.spectrum(),
@@ -1325,7 +1349,7 @@ class Laplace(Drawable):
 
     @property
     def _num_outputs(self) -> float:
-        """Number of scalars in the data term: the sum of example weights times the outputs of an example."""
+        """Number of scalars in the data term: the sum of example weights times the number of outputs of an example."""
         return self.data.total_weight * self.outputs_per_example
 
     @torch.no_grad()
@@ -1334,7 +1358,9 @@ class Laplace(Drawable):
         """Set the variance of a shared Gaussian noise. Curvature and data term are rescaled without a pass over the data."""
         likelihood, (_, posterior) = self._shared_noise("Laplace: set_noise"), self.fitted()
         if not isinstance(posterior, (FullCovariance, DiagonalCovariance)) or self.marginal:
-            raise ValueError("Laplace: set_noise needs covariance='full' or 'diagonal' without marginal=True")
+            raise ValueError(
+                "Laplace: set_noise works only with covariance='full' or 'diagonal', and with marginal=False"
+            )
         ratio = float(likelihood.noise.detach()) / variance
         likelihood.set_noise(variance)
         rescaled = type(posterior)(posterior.subset, posterior.curvature * ratio, posterior.prior)
@@ -1406,5 +1432,5 @@ class Laplace(Drawable):
 
 
 def _seed_of(generator: torch.Generator | None) -> int:
-    """Seed for draws: drawn from a generator if given, otherwise fixed by torch's global seed."""
+    """Seed for draws. It is drawn from the generator if one is given; otherwise torch's global seed determines it."""
     return torch.initial_seed() % 2**31 if generator is None else draw_seed(generator, 2**31)

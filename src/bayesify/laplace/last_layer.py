@@ -1,4 +1,5 @@
-r"""Curvature of a network's last layer from its inputs: $\sum_{n,t} H_{nt} \otimes a_{nt} a_{nt}^\top$, without derivatives."""
+r"""Curvature of a network's last layer, computed from the layer's inputs without derivatives:
+$\sum_{n,t} H_{nt} \otimes a_{nt} a_{nt}^\top$."""
 
 from __future__ import annotations
 
@@ -30,13 +31,14 @@ def layer_of(subset: Subset) -> Layer | None:
 
 @dataclass(frozen=True)
 class Piece:
-    r"""Inputs of the layer and $H = \operatorname{diag}(h) - \sum_r q_r q_r^\top$ over its outputs, for N positions.
+    r"""For N positions, the inputs of the layer, and $H = \operatorname{diag}(h) - \sum_r q_r q_r^\top$ over its
+    outputs.
 
     Args:
-        inputs: a, [N, D], with a one for a bias.
+        inputs: a, [N, D], with a 1 for the bias.
         diagonal: h, [N, K], in float64 if the device supports it, because h and q q^T nearly cancel for confident predictions.
         products: q, [R, N, K], one vector for each group of classes at a position; R may be 0.
-        weights: Example weight of each position, [N]; `None` for 1 each.
+        weights: Example weight of each position, [N]; `None` if all are 1.
     """
 
     inputs: Tensor
@@ -46,7 +48,7 @@ class Piece:
 
 
 def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: Batch) -> Piece:
-    """The curvature of the loss with respect to the layer's outputs.
+    """The inputs of the layer, and the curvature of the loss with respect to the layer's outputs.
 
     Raises:
         FeaturesEnd: If classes are spread over several positions of the layer.
@@ -68,7 +70,7 @@ def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: 
 
 
 def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
-    """Masks of the rows of W that belong to the same group of classes, [R, T, K], with R groups at each position."""
+    """Masks of the rows of W that belong to the same group of classes, [R, T, K]. Each position has R groups."""
     shape = features.outputs.shape
     axis = likelihood.logit_axis(len(shape))
     assert axis is not None
@@ -85,9 +87,9 @@ def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
 
 
 def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -> dict[str, Tensor]:
-    """The curvature of a layer with a given structure, by a forward pass over the data; tensors are named as by `CURVATURES`.
+    """The curvature of a layer with a given structure, computed in a forward pass over the data.
 
-    The results equal the curvature from the Jacobian, also for Kronecker factors.
+    Tensors have the same names as in `CURVATURES`. The results equal the curvature from the Jacobian, even for Kronecker factors.
 
     Raises:
         FeaturesEnd: If the network's outputs are not the layer's outputs in some batch.
@@ -113,7 +115,7 @@ def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -
 
 
 def matrix_order(subset: Subset, layer: Layer) -> Tensor:
-    """For each entry of `[W b]`, its index in the subset: [K, D]."""
+    """The index of each entry of `[W b]` in the subset, [K, D]."""
     places = subset.split(torch.arange(subset.size))
     return torch.cat([places[weight.name].reshape(layer.rows, -1) for weight in layer.weights], dim=1)
 
@@ -151,4 +153,4 @@ def _full_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
 
 
 SUMS = {"kronecker": _kronecker_sums, "diagonal": _diagonal_sums, "full": _full_sums}
-"""Functions that compute the sums of a piece of the data, keyed by the structure of the covariance."""
+"""Functions that compute the sums of a piece of the data, by the structure of the covariance."""

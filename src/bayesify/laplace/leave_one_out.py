@@ -1,8 +1,9 @@
-r"""Noise and prior precision of a regression, chosen by the density of left-out training rows, without fitting again.
+r"""Noise and prior precision of a regression, chosen by the density of left-out training rows, without a new fit.
 
-The network is taken as a linear model in the eigenbasis of its curvature, whitened by the prior: eigenvalues s of $J^\top J$,
-weights w, residuals e. A ridge regression with penalty t has the leverages $h_n(t) = J_n (J^\top J + t I)^{-1} J_n^\top$.
-A posterior with noise $\sigma^2$ and factor c on the prior precisions has $t = c \sigma^2$.
+The network is treated as a linear model with eigenvalues s of $J^\top J$, weights w and residuals e, in the eigenbasis
+of its curvature and whitened by the prior. A ridge regression with penalty t has the leverages
+$h_n(t) = J_n (J^\top J + t I)^{-1} J_n^\top$. A posterior with noise $\sigma^2$ and factor c on the prior precisions
+has $t = c \sigma^2$.
 """
 
 from __future__ import annotations
@@ -17,17 +18,19 @@ from torch import Tensor
 from bayesify.likelihoods import Likelihood
 
 MIN_RELATIVE_PENALTY, MAX_RELATIVE_PENALTY, PENALTIES_PER_DECADE = 1e-6, 1e2, 8
-"""Range of penalties, relative to the largest eigenvalue. Below it, eigenvalues of a float32 curvature are rounding errors."""
+"""Range of penalties, relative to the largest eigenvalue. Below this range, eigenvalues of a float32 curvature are
+rounding errors."""
 MAX_DENSITY_LOSS = 2.0
-"""Nats, summed over rows, by which a factor may be worse than the best one.
+"""Largest allowed difference, in nats summed over rows, between the density of a factor and the best density.
 
-The default factor stays if it is within this limit.
+The default factor is kept if it is within this limit.
 """
 MIN_LEFT_SHARE = 1e-4
-"""Lower bound on 1 - h of a row, a few times the rounding error of h in float32."""
+"""Lower bound on 1 - h of a row. It is a few times the rounding error of h in float32."""
 MAX_JOINT_OUTPUTS = 32
-"""Most outputs of a row that are left out together. With more outputs, each output is left out separately, because leaving out
-whole rows would need an eigendecomposition of every row for each penalty. This is wrong if outputs are correlated."""
+"""Largest number of outputs of a row that are left out together. If there are more outputs, each output is left out
+separately, because leaving out whole rows would need an eigendecomposition of every row for each penalty. Separate
+outputs give wrong results if outputs are correlated."""
 NUM_LEFT_OUT_ROWS = 1000
 """Number of training rows of a classifier that are left out, one at a time."""
 
@@ -37,9 +40,9 @@ class LinearModel:
     """The linearized network in the eigenbasis of its curvature.
 
     Args:
-        spectrum: s, [S], without the noise.
-        weights: w, [S].
-        gradient: $J^\\top e$, [S].
+        spectrum: Eigenvalues s, [S], for a noise variance of 1.
+        weights: Weights w, [S].
+        gradient: Gradient $J^\\top e$, [S].
         squared_error: Sum of squared residuals.
     """
 
@@ -49,28 +52,30 @@ class LinearModel:
     squared_error: float
 
     def penalties(self) -> list[float]:
-        """Penalties to try, ascending."""
+        """The penalties to try, in ascending order."""
         largest = max(float(self.spectrum.max()), torch.finfo(torch.float64).tiny)
         decades = math.log10(MAX_RELATIVE_PENALTY / MIN_RELATIVE_PENALTY)
         count = round(decades * PENALTIES_PER_DECADE) + 1
         return [largest * MIN_RELATIVE_PENALTY * 10 ** (step / PENALTIES_PER_DECADE) for step in range(count)]
 
     def squared_error_at(self, penalty: float) -> float:
-        r"""Squared error of the ridge regression, $e^\top e + 2 d^\top J^\top e + d^\top J^\top J d$ with
-        $d = (t w - J^\top e) / (s + t)$, the distance of its weights to the network's."""
+        r"""Squared error of the ridge regression, $e^\top e + 2 d^\top J^\top e + d^\top J^\top J d$.
+
+        $d = (t w - J^\top e) / (s + t)$ is the difference between the network's weights and those of the ridge regression.
+        """
         distance = (penalty * self.weights - self.gradient) / (self.spectrum + penalty)
         change = 2 * self.gradient @ distance + self.spectrum @ distance.square()
         return max(0.0, self.squared_error + float(change))
 
     def training_penalty(self) -> tuple[float, float]:
-        """The penalty of the ridge regression that has the network's squared error.
+        """The penalty of the ridge regression that has the same squared error as the network.
 
-        The penalty measures how far training went. It equals the weight decay for a linear model trained to convergence, and is
-        larger if training stopped early.
+        The penalty measures how far training went. For a linear model that was trained to convergence, it equals the
+        weight decay. If training stopped early, it is larger.
 
         Returns:
-            The penalty, and the ridge regression's squared error relative to the network's. The ratio is above 1 if the network
-            fits its rows more closely than any penalty of the range.
+            The penalty, and the squared error of the ridge regression divided by that of the network. The ratio is
+            above 1 if the network fits its rows more closely than the regression with any penalty in the range.
         """
         low, *_, high = (math.log(penalty) for penalty in self.penalties())
         if self.squared_error_at(math.exp(low)) >= self.squared_error:
@@ -86,18 +91,19 @@ class LinearModel:
 
 @dataclass
 class LeftOutRows:
-    r"""Sums over training rows, each predicted as if it had been left out with all its O outputs.
+    r"""Sums over training rows. Each row is predicted as if it had been left out with all its O outputs.
 
-    A row with weight w counts as w rows. One of them is left out, so w is at least 1. Let $H_n(t)$ [O, O] be the leverages. Without
-    the row, the network's residual is $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of `training_penalty`. The posterior's
-    covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear model. Let r be these residuals. The noise
-    under a penalty is $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows
-    is, up to a constant,
+    A row with weight w counts as w rows, and one of these is left out, so w is at least 1. Let $H_n(t)$ [O, O] be the
+    leverages. If the row is left out, the network's residual is $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of
+    `training_penalty`. The posterior's covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear
+    model. Let r be these residuals. The noise under a penalty is
+    $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up
+    to a constant,
 
     $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
 
     Args:
-        penalties: The C values of t, ascending.
+        penalties: The C values of t, in ascending order.
     """
 
     penalties: list[float]
@@ -110,9 +116,9 @@ class LeftOutRows:
         """Add some rows to the sums.
 
         Args:
-            residuals: e, [n, O].
-            training_leverages: $H(t^*)$, [n, O, O].
-            leverages: $H(t)$, [n, O, O] for each penalty.
+            residuals: Residuals e, [n, O].
+            training_leverages: Leverages $H(t^*)$, [n, O, O].
+            leverages: Leverages $H(t)$ for each penalty, [n, O, O] each.
             counts: How often each row counts, [n].
         """
         left, vectors = _left(training_leverages)
@@ -124,7 +130,7 @@ class LeftOutRows:
         self.count += counts.sum().cpu() * residuals.shape[1]
 
     def choose(self, *, moves: bool) -> tuple[float, float]:
-        """Noise and factor on the prior precisions.
+        """Choose the noise and the factor on the prior precisions.
 
         The factor is the value nearest to 1 whose density is within `MAX_DENSITY_LOSS` of the best density.
 
@@ -137,7 +143,7 @@ class LeftOutRows:
         count = float(self.count)
         noises = (self.sums[0] / count).clamp_min(torch.finfo(torch.float64).tiny)
         losses = 0.5 * (count * noises.log() - self.sums[1])
-        logs = torch.tensor(self.penalties, dtype=torch.float64).log() - noises.log()  # of the factors, ascending
+        logs = torch.tensor(self.penalties, dtype=torch.float64).log() - noises.log()  # logs of the factors, ascending
         allowed = losses <= losses.min() + MAX_DENSITY_LOSS if moves else torch.ones_like(losses, dtype=torch.bool)
         place = int(torch.where(allowed, logs.abs(), math.inf).argmin())
         if moves and not self._surrounds_default(logs, allowed, place):
@@ -146,13 +152,14 @@ class LeftOutRows:
 
     @staticmethod
     def _surrounds_default(logs: Tensor, allowed: Tensor, place: int) -> bool:
-        """Whether the factor 1 lies between an allowed value and its allowed neighbor."""
+        """Whether the factor 1 lies between two neighboring values that are both allowed."""
         other = place + (1 if logs[place] < 0 else -1)
         return 0 <= other < len(logs) and bool(allowed[other]) and float(logs[place] * logs[other]) <= 0
 
     @staticmethod
     def _noise_of_default(logs: Tensor, noises: Tensor) -> float:
-        """The noise at the factor 1, interpolated between penalties; outside their range, the noise at the nearest penalty."""
+        """The noise at the factor 1, interpolated between penalties. Outside the range of penalties, it is the noise at
+        the nearest penalty."""
         right = int(torch.searchsorted(logs, torch.zeros((), dtype=logs.dtype)))
         if right in (0, len(logs)):
             return float(noises[min(right, len(logs) - 1)])
@@ -178,20 +185,22 @@ def _turned(matrices: Tensor, vectors: Tensor) -> Tensor:
 def leave_out(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, spreads: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    r"""Means and covariances of outputs as if each row had been left out, to first order.
+    r"""Means and covariances of the outputs of each row as if the row had been left out, to first order.
 
-    Let g be the gradient of the row's log-likelihood with respect to its outputs, H its Fisher matrix, and C the covariance of the
-    outputs under the posterior of all rows. Without the row, outputs change by $-C (I - H C)^{-1} g$ and have the covariance
-    $C (I - H C)^{-1}$. Both are exact for a linear model with Gaussian noise.
+    Let g be the gradient of a row's log-likelihood with respect to the row's outputs, H the Fisher matrix of these
+    outputs, and C the covariance of the outputs under the posterior of all rows. If the row is left out, its outputs
+    change by $-C (I - H C)^{-1} g$ and have the covariance $C (I - H C)^{-1}$. Both are exact for a linear model with
+    Gaussian noise.
 
     Args:
-        likelihood: p(y | outputs).
-        outputs: [B, O].
+        likelihood: Likelihood p(y | outputs).
+        outputs: Outputs of the network, [B, O].
         y: Targets, [B, ...].
-        spreads: Covariances [B, O, O]. The first one is under the training penalty and gives the change of the outputs.
+        spreads: Covariances of the outputs, [B, O, O] each. The first covariance belongs to the training penalty and
+            gives the change of the outputs.
 
     Yields:
-        [B, O] and [B, O, O] for each covariance but the first.
+        Means [B, O] and covariances [B, O, O], for each covariance but the first.
     """
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()
@@ -210,6 +219,6 @@ def leave_out(
 
 
 def nearest_good(factors: Sequence[float], densities: Sequence[float], default: float) -> float:
-    """The factor nearest to a default among the factors within `MAX_DENSITY_LOSS` of the largest density."""
+    """Of all factors whose density is within `MAX_DENSITY_LOSS` of the largest density, the factor nearest to a default."""
     good = [factor for factor, own in zip(factors, densities, strict=True) if own >= max(densities) - MAX_DENSITY_LOSS]
     return min(good, key=lambda factor: abs(math.log(factor / default)))

@@ -1,4 +1,4 @@
-"""Gaussians over the outputs of a network linearized in chosen weights, by the cheapest exact or sampled computation."""
+"""Gaussians over the outputs of a network that is linearized in chosen weights, computed in the cheapest exact or sampled way."""
 
 from __future__ import annotations
 
@@ -22,45 +22,47 @@ from bayesify.predictive.spreads import LowRank, Spread
 from bayesify.running.inputs_and_outputs import as_inputs, batch_size, checked_inputs, split_rows
 
 MAX_EXACT_OUTPUTS = 128
-"""Number of outputs up to which curvature and predictive covariance are exact by default, if each output takes a backward pass.
-With more outputs, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace the exact computation. The last layer is
-always exact."""
+"""Largest number of outputs for which curvature and predictive covariance are exact by default, if each output takes a
+backward pass. With more outputs, `NUM_CURVATURE_SAMPLES` vectors and `NUM_DIRECTIONS` draws replace the exact
+computation. The last layer is always exact."""
 
 NUM_CURVATURE_SAMPLES = 16
 """Number of vectors per example for the curvature of more than `MAX_EXACT_OUTPUTS` outputs."""
 
 NUM_DIRECTIONS = 32
-r"""Number n of draws of the weights for the covariance of more than `MAX_EXACT_OUTPUTS` outputs. The covariance is $R R^\top$,
-with R the effects of the draws on the outputs. The relative error of a variance is $\sqrt{2 / n}$, a quarter."""
+r"""Number n of draws of the weights for the covariance of more than `MAX_EXACT_OUTPUTS` outputs. The covariance is
+$R R^\top$, where R holds the effects of the draws on the outputs. The relative error of a variance is $\sqrt{2 / n}$,
+which is a quarter."""
 
 MAX_PULLED_WEIGHTS = 2**17
-"""Largest number of weights whose Jacobian is formed to compute the effect of draws on outputs. For more weights, each draw takes a
-forward derivative."""
+"""Largest number of weights whose Jacobian is formed to compute the effect of draws on outputs. If there are more
+weights, each draw takes a forward derivative."""
 
 MAX_QUIET_PASSES = 300
-"""Number of passes over the data above which a call warns with their number."""
+"""A call that takes more passes over the data than this warns and gives their number."""
 
 Found = TypeVar("Found")
 Covariance = Tensor | Spread
 
 
 def variances_of(covariance: Covariance) -> Tensor:
-    """Variances of the outputs of each example, [B, O], from their covariance."""
+    """Variances of the outputs of each example, [B, O], taken from their covariance."""
     return covariance.variances() if isinstance(covariance, Spread) else covariance.diagonal(dim1=-2, dim2=-1)
 
 
 @dataclass(frozen=True)
 class LinearizedNetwork:
-    r"""$f(x, w^*) + J(x)(w - w^*)$ under a Gaussian over the chosen weights.
+    r"""The linearized network $f(x, w^*) + J(x)(w - w^*)$ under a Gaussian over the chosen weights.
 
-    The last layer needs only its inputs (`Features`). Every other subset needs derivatives of the outputs (`Gradients`).
+    If the subset is the last layer, only the layer's inputs are needed (`Features`). Every other subset needs
+    derivatives of the outputs (`Gradients`).
 
     Args:
         jacobians: Derivatives of the network with respect to the chosen weights.
         posterior: The Gaussian over the chosen weights.
         likelihood: The likelihood p(y | outputs).
         dtype: Type of the results.
-        progress: Function that is called with the number of examples after each piece.
+        progress: Function that is called after each piece with the number of examples.
     """
 
     jacobians: Jacobians
@@ -71,7 +73,7 @@ class LinearizedNetwork:
 
     @property
     def may_have_features(self) -> bool:
-        """Whether the chosen weights are one layer, which may be the network's last."""
+        """Whether the chosen weights form one layer, which may be the network's last layer."""
         formless = isinstance(self.posterior, (MarginalCovariance, SampledCovariance))
         return not formless and layer_of(self.posterior.subset) is not None
 
@@ -80,7 +82,7 @@ class LinearizedNetwork:
         return self.jacobians.feature_cost(*checked_inputs(x)) if self.may_have_features else None
 
     def over(self, x: Any, budget: int, use: Callable[[Tensor, Features | Gradients], Found]) -> list[Found]:
-        """Results of a function of outputs and their features or gradients, piece by piece within a budget of bytes."""
+        """Results of a function that takes outputs and their features or gradients, piece by piece within a budget of bytes."""
         args, kwargs = checked_inputs(x)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
@@ -118,13 +120,13 @@ class LinearizedNetwork:
     def gaussians(
         self, x: Any, budget: int, factors: list[float] | None = None, *, parts: bool = False
     ) -> list[tuple[Tensor, list[Covariance]]]:
-        """Means [B, ...] of the outputs and their covariances, one for each factor on the prior precisions, piece by piece.
+        """Means [B, ...] of the outputs, and one covariance for each factor on the prior precisions, piece by piece.
 
         Args:
             x: Inputs.
             budget: Memory budget in bytes.
             factors: Factors on the prior precisions; by default the posterior's own factor.
-            parts: Whether to cut covariances to `marginals` if all of them together exceed the budget.
+            parts: Whether to reduce covariances to `marginals` if all covariances together exceed the budget.
         """
         total = batch_size(*as_inputs(x))
 
@@ -147,7 +149,8 @@ class LinearizedNetwork:
     def _from_features(
         self, mean: Tensor, features: Features, factors: list[float] | None, fits: bool
     ) -> list[Covariance]:
-        """Covariances over the outputs at each position if a prediction needs no others, otherwise over an example's outputs."""
+        """Covariances over the outputs at each position if a prediction needs no more, otherwise over all outputs of an
+        example."""
         a, axis = features.of(self.posterior.layer), self.likelihood.logit_axis(mean.ndim)
         order = None if axis is None else features.class_order(axis)
         in_rows = features.place is None if axis is None else order is not None
@@ -163,7 +166,7 @@ class LinearizedNetwork:
     def sampled(
         self, x: Any, budget: int, seed: int, posteriors: Sequence[WeightCovariance]
     ) -> Iterator[tuple[Tensor, list[LowRank]]]:
-        """Means of the outputs, and covariances from `NUM_DIRECTIONS` draws of each given Gaussian, piece by piece."""
+        """Means of the outputs, and covariances from `NUM_DIRECTIONS` draws of each given Gaussian, in pieces."""
         device = posteriors[0].prior.device
         drawn = [own.directions(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
         for mean, *changes in self.pushed(x, budget, drawn):
@@ -176,12 +179,11 @@ class LinearizedNetwork:
         return LowRank(changes.movedim(axis, -1).flatten(1, -2).permute(1, 2, 0))  # [B P, K, n]
 
     def pushed(self, x: Any, budget: int, offsets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """Outputs and their changes under several sets of offsets [S, n] of the chosen weights: [B, ...], then [S, B, ...] each."""
+        """Outputs [B, ...], and their changes [S, B, ...] for each of several sets of offsets [S, n] of the chosen weights."""
         args, kwargs = checked_inputs(x)
         rows = max(1, int(budget // (4 * self.jacobians.cost(args, kwargs).activations)))
-        each = max(
-            1, budget // (4 * offsets[0][0].numel() * offsets[0].element_size())
-        )  # draws on the device at a time
+        # number of draws that are on the device at a time
+        each = max(1, budget // (4 * offsets[0][0].numel() * offsets[0].element_size()))
         for part in split_rows(args, kwargs, rows):
             found = [[self._push(part, some) for some in one.split(each)] for one in offsets]
             yield found[0][0][0], *(torch.cat([change for _, change in parts]) for parts in found)
@@ -192,7 +194,7 @@ class LinearizedNetwork:
         return mean.to(self.dtype), changes.to(self.dtype)
 
     def moved(self, x: Any, budget: int, offsets: Tensor) -> Tensor:
-        """Outputs under offsets [S, n] of the chosen weights: [S, B, ...]."""
+        """Outputs, [S, B, ...], after the chosen weights move by offsets [S, n]."""
         outputs = self.jacobians.cost(*checked_inputs(x)).outputs if self.feature_cost(x) is None else 0
         many = outputs > max(MAX_EXACT_OUTPUTS, len(offsets)) or (outputs and offsets.shape[1] > MAX_PULLED_WEIGHTS)
         if many or isinstance(self.posterior, SampledCovariance):
@@ -212,7 +214,7 @@ class LinearizedNetwork:
         return torch.cat(self.over(x, budget, use), dim=1)
 
     def covariance(self, x: Any, budget: int) -> Tensor:
-        """Covariance over an example's outputs: [B, O, O]."""
+        """Covariance over the outputs of each example, [B, O, O]."""
 
         def use(mean: Tensor, found: Features | Gradients) -> Tensor:
             if isinstance(found, Gradients):
@@ -222,7 +224,7 @@ class LinearizedNetwork:
         return torch.cat(self.over(x, budget, use))
 
     def joint_covariance(self, x: Any) -> Tensor:
-        """Covariance over the outputs of all examples, ordered by example, then output: [B O, B O]."""
+        """Covariance over the outputs of all examples, [B O, B O], ordered by example and then by output."""
 
         def use(mean: Tensor, found: Features | Gradients) -> Tensor:
             if isinstance(found, Gradients):

@@ -1,4 +1,4 @@
-"""Prior precisions: one number, or one for each layer."""
+"""Prior precisions: one number for all layers, or one number for each layer."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Precision = float | dict[str, float]
 
 
 def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> Precision:
-    """A prior precision as numbers, from any form that `Laplace` takes.
+    """A prior precision as numbers, made from any form that `Laplace` accepts.
 
     Keys are names of weights, names of modules above them, or patterns. `"size"` is the inverse mean square of each layer's
     weights.
 
     Raises:
-        ValueError: If a number is not positive, a key matches no weight, or a weight has no number.
+        ValueError: If a number is not positive, if a key matches no weight, or if a weight has no number.
     """
     if value == "size":
         layers = group_layers(weights.values())
@@ -43,31 +43,32 @@ def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[s
 
 
 FACTOR_PER_LAYER = 3.0
-"""Factor on the default precision for each layer under a Kronecker or diagonal posterior. These posteriors ignore correlations
-between layers, so the layers' contributions to the output variance add up. The more layers there are, the narrower each must be.
-A single layer of a deeper network gets the factor under a full covariance too. Its inputs are trained features, whose mean square
-exceeds the 1 that Neal's prior assumes (0.5 to 22 in the suite of defaults). For classes `Laplace.fit` then lowers the precision.
-The factor was chosen on trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
+"""The default precision under a Kronecker or diagonal posterior is multiplied by this factor for each layer. These
+posteriors ignore correlations between layers, so the contributions of the layers to the output variance add up. The
+more layers there are, the narrower each layer must be. A single layer of a deeper network gets this factor under a full
+covariance, too. The inputs of such a layer are trained features. Their mean square was 0.5 to 22 in the benchmark of
+defaults, whereas Neal's prior assumes 1. For classes, `Laplace.fit` then lowers the precision. The factor was chosen on
+trained networks (`benchmarks/laplace_defaults.py`, `benchmarks/defaults.py`)."""
 
 
 SETTLING_FACTORS = tuple(10.0 ** (power / 8) for power in range(-24, 1))
-"""Factors on the default precision of one layer that `Laplace.fit` chooses from, ascending to 1."""
+"""Factors on the default precision of one layer from which `Laplace.fit` chooses, ascending to 1."""
 MAX_TRAINING_LOSS_RISE = 0.005
-"""Nats by which the mean negative log density of training rows may exceed the network's own, with the chosen factor."""
+"""With the chosen factor, the mean negative log density of training rows may exceed the network's own by this many nats."""
 MAX_SETTLING_ROWS = 2000
 """Number of training rows on which `MAX_TRAINING_LOSS_RISE` is measured for one layer."""
 WIDE_FACTORS = tuple(10.0 ** (power / 4) for power in range(17))
-"""Factors on the default precision of several layers that `Laplace.fit` chooses from, ascending from 1."""
+"""Factors on the default precision of several layers from which `Laplace.fit` chooses, ascending from 1."""
 NUM_WIDE_ROWS = 256
-"""Number of training rows on which `MAX_TRAINING_LOSS_RISE` is measured for several layers. On six networks over digits and
-sequences, two of them with GroupNorm and BatchNorm, the NLL of test rows rose as much as the NLL of training rows at every
-factor."""
+"""Number of training rows on which `MAX_TRAINING_LOSS_RISE` is measured for several layers. On six networks for digits
+and sequences, two of which have GroupNorm and BatchNorm, the NLL of test rows rose as much as the NLL of training rows
+at every factor."""
 POINT_FACTOR = 1e12
-"""Factor on the precisions that makes the posterior a point."""
+"""Factor on the precisions that is so large that the posterior is a point."""
 
 
 def stands_alone(weights: Mapping[str, Weight], chosen: Iterable[str]) -> bool:
-    """Whether the chosen weights belong to a single linear map, in a network with several."""
+    """Whether the chosen weights belong to a single linear map, in a network with several linear maps."""
     return _depth(weights, chosen) == 1 < _depth(weights, weights)
 
 
@@ -81,10 +82,12 @@ def _depth(weights: Mapping[str, Weight], chosen: Iterable[str]) -> int:
 def default_precision(
     weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
 ) -> dict[str, float]:
-    """The precision of `priors.Neal()`, a layer's number of inputs, multiplied by `FACTOR_PER_LAYER` for each chosen linear map.
+    """The precision of `priors.Neal()`, which is a layer's number of inputs, times `FACTOR_PER_LAYER` for each chosen
+    linear map.
 
-    A full covariance over several maps has no such factor. Embeddings and custom parameters, such as positions, have no inputs to
-    count, and get the inverse mean square of their values. Normalization layers get 1, because their scales are about 1.
+    A full covariance over several maps has no such factor. Embeddings and custom parameters, such as positions, have no
+    inputs to count. Their precision is the inverse mean square of their values. Normalization layers get 1, because
+    their scales are about 1.
     """
     names, layers = tuple(chosen), group_layers(weights.values())
     narrowed = covariance != "full" or stands_alone(weights, names)
@@ -98,7 +101,7 @@ def default_precision(
 
 
 def isotropic(precision: Mapping[str, float], weights: Mapping[str, Weight]) -> dict[str, float]:
-    """Precisions with one value for the weights of all linear maps, chosen to keep their mean prior variance."""
+    """Precisions with one value for all linear maps. This value keeps the mean prior variance of their weights."""
     inputs = [weight for weight in weights.values() if weight.fan_in]
     variance = sum(weight.numel / precision[weight.name] for weight in inputs)
     shared = sum(weight.numel for weight in inputs) / variance if inputs else 1.0
@@ -112,7 +115,9 @@ def precision_of(value: Precision, name: str) -> float:
     for key, number in value.items():
         if _matches(key, name):
             return number
-    raise ValueError(f"Laplace: prior_precision says nothing about {name}; add it, or '*' for the rest")
+    raise ValueError(
+        f"Laplace: prior_precision has no entry for {name}; add an entry for it, or '*' for all other weights"
+    )
 
 
 def scaled(value: Precision, factor: float) -> Precision:
@@ -132,5 +137,5 @@ def _positive(number: Any) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if not (found > 0 and math.isfinite(found)):
-        raise ValueError(f"Laplace: prior_precision={number!r}; give a positive number")
+        raise ValueError(f"Laplace: prior_precision={number!r} is not a positive number; give a positive number")
     return found

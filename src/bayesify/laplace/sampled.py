@@ -1,4 +1,4 @@
-r"""Draws from the linearized posterior over all weights, each the solution of a perturbed regression (sample-then-optimize)."""
+r"""Draws from the linearized posterior over all weights. Each draw solves a perturbed regression (sample-then-optimize)."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 NUM_EVIDENCE_STEPS = 12
 """Largest number of updates of the prior precision."""
 MAX_EVIDENCE_EXAMPLES = 1000
-"""Largest number of examples that choose the prior precision. From larger data, this many examples are sampled."""
+"""Largest number of examples that are used to choose the prior precision. If there are more data, this many examples
+are sampled."""
 MAX_WEIGHTS_SOLVED_TOGETHER = 5_000_000
-"""Largest number of weights for which several draws are solved at a time, by default and for the evidence."""
+"""Largest number of weights for which several draws are solved at a time. Used by default and for the evidence."""
 MAX_DRAW_ERROR = 0.5
-"""Largest relative error of draws that count as converged. The error is an upper estimate: on a residual network with 11,420
-weights and 200 digits, standard deviations were off by 10 % at an error of 0.97 and by 3 % at 0.49."""
+"""Largest relative error at which draws count as converged. The relative error overestimates the true error: on a
+residual network with 11,420 weights and 200 digits, standard deviations were wrong by 10 % at a relative error of 0.97,
+and by 3 % at a relative error of 0.49."""
 LOG_PRECISION_STEP = math.log(4.0)
-"""Largest decrease of the logarithm of the prior precision in one update. Each precision starts from the previous draws."""
+"""Largest decrease of the logarithm of the prior precision in one update, because each update starts from the previous draws."""
 LOG_PRECISION_RISE = math.log(16.0)
 """Increase of the logarithm of the prior precision if draws do not converge."""
 MAX_LOG_PRECISION_RISE = math.log(256.0)
-"""Largest increase of the logarithm of the prior precision in one update, if training rows are predicted too badly."""
+"""Largest increase of the logarithm of the prior precision in one update if predictions of training rows are too bad."""
 CHUNK_WEIGHTS = 1_000_000
 """Number of weights whose differences are computed at a time."""
 MOMENTUM = 0.9
@@ -51,21 +53,22 @@ MOMENTUM = 0.9
 RELATIVE_RATE = 0.2
 """Learning rate of the minibatch solver times the largest eigenvalue of a minibatch's preconditioned equations."""
 NUM_POWER_ITERATIONS = 10
-"""Number of products with a minibatch that estimate its largest eigenvalue."""
+"""Number of products with the equations of a minibatch from which their largest eigenvalue is estimated."""
 MAX_GROWTH = 3.0
-"""If the norm of the solution exceeds this multiple of its start, the learning rate is too large."""
+"""The learning rate is too large if the norm of the solution exceeds this multiple of its initial norm."""
 STEPS_BETWEEN_CHECKS = 50
-"""Number of minibatch steps between checks of the solution, each of which may write a checkpoint."""
+"""Number of minibatch steps between two checks of the solution. Each check may write a checkpoint."""
 MIN_EVIDENCE_CHANGE = 0.02
 """The updates of the prior precision end when its logarithm changes by less than this."""
 MIN_PRECISION_GAP = 0.35
 """The updates also end when the logarithms of an accepted and a rejected precision are this close."""
 MIN_RELATIVE_SCALE = 0.01
-"""Smallest entry of the g-prior's scale, relative to its layer's mean. It bounds weights that the data hardly constrain."""
+"""Smallest entry of the g-prior's scale, relative to the mean of its layer. This bounds weights that the data hardly
+constrain."""
 NUM_SCALE_SAMPLES = 2
 """Number of vectors per example for the scale of the prior and for the preconditioner."""
 MIN_SECONDS_BETWEEN_WRITES = 30.0
-"""Smallest time between two checkpoints."""
+"""Smallest number of seconds between two checkpoints."""
 
 
 Solver = Literal["auto", "conjugate_gradients", "minibatch"]
@@ -74,29 +77,33 @@ Solver = Literal["auto", "conjugate_gradients", "minibatch"]
 @checked
 @dataclass(frozen=True)
 class Sampled:
-    r"""Options of `Laplace(covariance=Sampled(...))`, which keeps draws of all weights. `"sampled"` stands for the defaults.
+    r"""Options of `Laplace(covariance=Sampled(...))`, which stores draws of all weights. `"sampled"` means the default
+    options.
 
-    Conjugate gradients take about four passes over the chosen examples for each draw and iteration. The minibatch solver takes one
-    pass over all data and about four passes over `steps` minibatches for each draw. Neither cost depends on the number of outputs.
+    For each draw, conjugate gradients take about four passes over the chosen examples per iteration. The minibatch
+    solver takes, for each draw, one pass over all data and about four passes over `steps` minibatches. Neither cost
+    depends on the number of outputs.
 
     Args:
-        num_draws: Number n of draws. Each is one copy of the weights. The relative error of a variance is $\sqrt{2 / n}$.
+        num_draws: Number n of draws. Each draw is one copy of the weights. The relative error of a variance is
+            $\sqrt{2 / n}$.
         iterations: Largest number of iterations of conjugate gradients for each draw.
-        at_once: Number of draws that are solved at a time. The default is 4, and 1 above `MAX_WEIGHTS_SOLVED_TOGETHER` weights.
-            With 1, a GPU holds two copies of the weights under conjugate gradients, and two and a half under the minibatch solver.
-            Everything else stays in the memory of the CPU.
-        tolerance: Relative error at which conjugate gradients end early: the norm of a draw's error relative to the norm of the
-            draw. Both norms measure effects on the outputs of the examples.
-        settle: Whether to raise the prior precision, and then to scale the covariance down, until the mean log predictive density
-            of training rows is at most 0.005 nats below the network's own. It applies to classes if `fit` finds the prior
-            precision. The evidence alone often prefers a prior so wide that the linearization no longer holds.
-        solver: `"conjugate_gradients"`, or `"minibatch"`: stochastic gradient descent with Nesterov's momentum and a learning rate
-            that falls to zero in the second half. `"auto"` is conjugate gradients.
+        at_once: Number of draws that are solved at a time. The default is 4, or 1 if there are more than
+            `MAX_WEIGHTS_SOLVED_TOGETHER` weights. With 1, a GPU holds two copies of the weights for conjugate
+            gradients, and two and a half for the minibatch solver. Everything else stays in the memory of the CPU.
+        tolerance: Relative error at which conjugate gradients end early. It is the norm of a draw's error divided by
+            the norm of the draw. Both norms measure effects on the outputs of the examples.
+        settle: Whether to first raise the prior precision, and then scale the covariance down, until the mean log
+            predictive density of training rows is at most 0.005 nats below the network's own. This applies to classes
+            if `fit` finds the prior precision. The evidence alone often prefers such a wide prior that the
+            linearization no longer holds.
+        solver: `"conjugate_gradients"` or `"minibatch"`. The latter is stochastic gradient descent with Nesterov's
+            momentum and a learning rate that falls to zero in the second half. `"auto"` means conjugate gradients.
         steps: Number of steps of the minibatch solver for each draw.
-        batch: Largest number of examples of a step. Larger batches of the loader are split.
-        examples: Largest number of examples under conjugate gradients. From larger data, this many examples are sampled to
-            represent all; see `choose_examples`. With K examples, O outputs and $\gamma$ effective parameters, the width of draws
-            is too large by a relative error of about $\gamma / (3 K O)$.
+        batch: Largest number of examples in a step of the minibatch solver. Larger batches of the loader are split.
+        examples: Largest number of examples for conjugate gradients. If there are more data, this many examples are
+            sampled to represent all data; see `choose_examples`. With K examples, O outputs and $\gamma$ effective
+            parameters, the width of draws is too large by a relative error of about $\gamma / (3 K O)$.
     """
 
     num_draws: Count = 16
@@ -110,7 +117,7 @@ class Sampled:
     examples: Count = 10_000
 
     def group(self, size: int) -> int:
-        """Number of draws over `size` weights that are solved at a time."""
+        """Number of draws that are solved at a time if there are `size` weights."""
         return min(self.at_once or (4 if size <= MAX_WEIGHTS_SOLVED_TOGETHER else 1), self.num_draws)
 
     @property
@@ -127,10 +134,10 @@ class Sampled:
         return -(-self.num_draws // self.group(size))
 
     def count_bytes(self, size: int, dtype: torch.dtype) -> int:
-        """Memory of the draws over `size` weights.
+        """Memory, in bytes, that draws of `size` weights take.
 
-        It is one copy of the weights per draw, six more for each draw being solved, and two for all draws together. If the draws
-        stay on the CPU, it is three copies.
+        There is one copy of the weights per draw, six more copies for each draw that is being solved, and two copies
+        for all draws together. If the draws stay on the CPU, three copies are counted.
         """
         copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8
@@ -152,11 +159,11 @@ class Sampled:
 
 
 class DrawsFile:
-    """File that keeps the draws while they are being solved.
+    """File that stores the draws while they are being solved.
 
     Args:
         path: Path of the file.
-        settings: Settings that a continued run must share, as plain data.
+        settings: Settings that must be the same in a continued run, as plain data.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -205,7 +212,7 @@ class SampledCovariance(WeightCovariance):
         return False
 
     def rescaled(self, factor: float) -> Self:
-        """This object, if the factor is its own.
+        """This object, if `factor` is the factor of the draws.
 
         Raises:
             ValueError: For another factor.
@@ -218,7 +225,7 @@ class SampledCovariance(WeightCovariance):
         return self
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Covariances, as mean products of the changes of the outputs under the draws."""
+        """Covariances, computed from the changes of the outputs under the draws."""
         draws = self.draws.to(gradients.device)
         roots = self.subset.move(gradients, draws).permute(2, 1, 0) / math.sqrt(len(draws))  # [B, K, n]
         found = roots @ roots.mT.contiguous()
@@ -233,19 +240,22 @@ class SampledCovariance(WeightCovariance):
         raise NotImplementedError("Laplace: covariances of draws cannot be computed from the inputs of a layer")
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """Covariances, as mean products of the changes of the outputs under the draws."""
+        """Covariances, computed from the changes of the outputs under the draws."""
         roots = (
             self.subset.move(gradients, self.draws.to(gradients.device)).movedim(0, -1).transpose(0, 1).flatten(0, 1)
         )  # [B K, n]
         return roots @ roots.T / len(self.draws)
 
     def directions(self, count: int, generator: torch.Generator) -> Tensor:
-        """All draws, because their products are the covariance."""
+        """All draws, because the mean of their outer products is the covariance."""
         return self.draws
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """A random choice of the stored draws. If more are requested than stored, the result is random sums of the draws, with the
-        same covariance."""
+        """A random choice of the stored draws.
+
+        If more draws are requested than are stored, the result consists of random sums of the stored draws with the
+        same covariance.
+        """
         count = len(self.draws)
         if num_draws <= count:
             place = self.noise(count, generator=generator).argsort()[:num_draws]
@@ -267,8 +277,8 @@ class SampledCovariance(WeightCovariance):
             ValueError: Always.
         """
         raise ValueError(
-            "Laplace: covariance='sampled' has no determinant, so that evidence and KL are unknown; use covariance='kronecker' to "
-            "compute them"
+            "Laplace: covariance='sampled' has no determinant, so the evidence and the KL are unknown; use "
+            "covariance='kronecker' to compute them"
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -284,7 +294,7 @@ class OutputHessian:
         diagonal: h, [B, ...].
         product: q, which equals h for classes; `None` if the matrix is diagonal.
         axis: Axis of the classes.
-        weights: $\omega$, in a shape that h can be multiplied with.
+        weights: $\omega$, in a shape that can be multiplied with h.
     """
 
     diagonal: Tensor
@@ -307,7 +317,8 @@ class OutputHessian:
         return self.weights * found
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
-        """Normal vectors with this covariance: [S, B, ...]; diag(sqrt p) - p sqrt(p)^T is a root of diag(p) - p p^T."""
+        """Normal vectors with this covariance, [S, B, ...]. For classes, diag(sqrt p) - p sqrt(p)^T is a root of
+        diag(p) - p p^T."""
         normal = torch.randn((count, *self.diagonal.shape), generator=generator, device=generator.device).to(
             self.diagonal
         )
@@ -322,9 +333,10 @@ def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
     r"""About `count` examples that represent all data, with weights that make sums over the data unbiased.
 
     Example n is kept with the probability $\pi_n = \min\big(1, \frac{K}{2} (\frac{\omega_n}{\sum \omega} +
-    \frac{t_n}{\sum t})\big)$ for its weight $\omega_n$ and $t_n = \omega_n \operatorname{tr} H_n$,
-    and then has the weight $\omega_n / \pi_n$. Examples with confident predictions have nearly no curvature, so few examples
-    hold most of the curvature. The choice takes two forward passes over the data. The chosen examples are in CPU memory.
+    \frac{t_n}{\sum t})\big)$ with its weight $\omega_n$ and $t_n = \omega_n \operatorname{tr}
+    H_n$. A kept example has the weight $\omega_n / \pi_n$. Examples with confident predictions have almost no
+    curvature, so a few examples have most of the curvature. The choice takes two forward passes over the data. The
+    chosen examples are in CPU memory.
     """
     likelihood, jacobians = pieces.loss.likelihood, pieces.jacobians
 
@@ -361,9 +373,9 @@ def whiten(
 ) -> tuple[Tensor, KroneckerCovariance]:
     r"""The prior's scale $\delta$, [S], and $(\delta^{-1/2} K \delta^{-1/2} + c I)^{-1}$ for the Kronecker-factored curvature K.
 
-    Without a given prior, $\delta$ is the g-prior (Antorán et al. 2023, section 5): the diagonal of K. The data then constrain all
-    weights equally in units of the prior, and weights before a normalization layer may have any size. All results stay on the
-    device of the curvature. The eigenvectors are computed on `device`.
+    If no prior is given, $\delta$ is the g-prior (Antorán et al. 2023, section 5), which is the diagonal of K. The data
+    then constrain all weights equally in units of the prior, and weights before a normalization layer may have any
+    size. All results stay on the device of the curvature. The eigenvectors are computed on `device`.
     """
     given = {} if prior is None else subset.split(prior)
     scale: dict[str, Tensor] = {}
@@ -400,11 +412,11 @@ class Group:
     r"""Equations $(\delta^{-1/2} H \delta^{-1/2} + c I) u = b$ that are being solved, in units $u = \delta^{1/2} z$ of the prior.
 
     Args:
-        target: b, [g, S].
-        solution: u.
-        residual: r.
-        direction: p.
-        iteration: Iterations that are done.
+        target: Right-hand side b, [g, S].
+        solution: Current solution u.
+        residual: Residual r.
+        direction: Search direction p.
+        iteration: Number of finished iterations.
     """
 
     target: Tensor
@@ -423,21 +435,21 @@ class Equations:
     With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$ the minimum has the
     distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large linear models,
     with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions without data the solution
-    equals $\theta$. A start at zero takes about twice the iterations. The paper descends by minibatches with Nesterov's momentum;
-    here the steps are preconditioned by Kronecker factors. Conjugate gradients solve the same equations over all or chosen
-    examples. Products $J_n v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once, and no
-    Jacobian is formed.
+    equals $\theta$. If they started at zero, they would take about twice as many iterations. The paper uses gradient
+    descent on minibatches with Nesterov's momentum; here these steps are also preconditioned by Kronecker factors.
+    Conjugate gradients solve the same equations on all or chosen examples. The products $J_n v$ and $J_n^\top v$ take
+    two passes of the network each, for all draws of a group at once. No Jacobian is formed.
 
     Args:
-        pieces: The data; every pass has to yield the same examples.
+        pieces: The data. Every pass must yield the same examples.
         subset: The weights.
         prior: $\delta$, [S].
         preconditioner: See `whiten`.
         at_once: g, the number of equations that are solved at a time.
         seed: Seed of the draws.
-        factor: c.
-        noise_ratio: Gaussian noise variance for which the preconditioner was computed, relative to the current variance.
-        advance: Called after each pass, or each step.
+        factor: Factor c on the prior precision.
+        noise_ratio: Gaussian noise variance for which the preconditioner was computed, divided by the current variance.
+        advance: Function that is called after each pass or each step.
         minibatch: Largest number of examples in a step of the minibatch solver; `None` for conjugate gradients.
     """
 
@@ -454,8 +466,8 @@ class Equations:
 
     def __post_init__(self) -> None:
         self.root = self.prior.rsqrt()
-        self.rate, self.num_minibatches = 0.0, 0  # of the minibatch solver, unknown
-        self.seen: DataTerm | None = None  # of the first pass, which every other pass has to repeat
+        self.rate, self.num_minibatches = 0.0, 0  # values of the minibatch solver, unknown at first
+        self.seen: DataTerm | None = None  # data term of the first pass; every other pass must have the same examples
 
     @property
     def device(self) -> torch.device:
@@ -464,16 +476,16 @@ class Equations:
 
     @property
     def on_host(self) -> bool:
-        """Whether the GPU holds only the network, the iterate and its momentum."""
+        """Whether the GPU holds only the network, the current solution and its momentum."""
         return self.prior.device != self.device
 
     @property
     def likelihood(self) -> Likelihood:
-        """p(y | outputs)."""
+        """Likelihood p(y | outputs)."""
         return self.pieces.loss.likelihood
 
     def start(self, first: int, count: int) -> Group:
-        """The equations of some draws, at draws from the prior."""
+        """The equations of some draws. The solutions start at draws from the prior."""
         noise = self.prior_noise(first, count)
         target = self._data_noise(first, count).add_(noise, alpha=math.sqrt(self.factor))
         return self.group(target, noise.mul_(self.factor**-0.5))
@@ -496,7 +508,7 @@ class Equations:
     def solve(self, group: Group, most: int, tolerance: float, after: Callable[[], None] | None = None) -> float:
         """Run conjugate gradients on each equation, and return the largest relative error.
 
-        With `minibatch`, run the minibatch solver instead; its error is unknown (NaN).
+        If `minibatch` is set, the minibatch solver runs instead, and the error is unknown (NaN).
         """
         if self.minibatch:
             begin, count = group.iteration, self.at_once if self.on_host else len(group.target)
@@ -522,7 +534,8 @@ class Equations:
         return self._error(group, left)
 
     def _error(self, group: Group, left: Tensor) -> float:
-        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, for the preconditioner M.
+        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, with the
+        preconditioner M.
 
         $r^\top M^{-1} r$ estimates $e^\top (\tilde H + c I) e$ for the error e of the solution u. This quantity bounds the effect
         of e on the outputs. $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
@@ -535,10 +548,12 @@ class Equations:
         return float((left / effect.clamp_min(torch.finfo(left.dtype).tiny)).max().clamp_min(0).sqrt())
 
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
-        r"""Steps of Nesterov's method for some equations, with the curvature of a minibatch in place of the curvature of all data.
+        r"""Take steps of Nesterov's method for some equations, with the curvature of a minibatch instead of the
+        curvature of all data.
 
-        The iterate is $z = \delta^{-1/2} u$, so that Jacobian products need no copy of it. The target is computed from all data
-        (Antorán et al. 2023, section 4.2), so that the variance of a step falls with the iterate.
+        The current solution is stored as $z = \delta^{-1/2} u$, so that Jacobian products need no copy. The target is
+        computed from all data (Antorán et al. 2023, section 4.2), so that the variance of a step becomes smaller as the
+        solution becomes smaller.
         """
         self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
         here, step = self.device, group.iteration
@@ -559,7 +574,7 @@ class Equations:
             if step % STEPS_BETWEEN_CHECKS and step < most:
                 continue
             solution = (z / self.root.to(here)).to(group.solution)
-            if not float(_norms(solution).max()) <= limit:  # or not finite
+            if not float(_norms(solution).max()) <= limit:  # also true for NaN
                 self.rate /= 2
                 self._descend(group, rows, most, after)
                 return
@@ -569,7 +584,8 @@ class Equations:
                 after()
 
     def _slope(self, z: Tensor, batch: list[tuple[Batch, Inputs]]) -> Tensor:
-        r"""$\delta^{-1/2} H_b z + c\,\delta^{1/2} z$ for iterates [g, S]; $H_b$ is a minibatch's curvature scaled to all data."""
+        r"""$\delta^{-1/2} H_b z + c\,\delta^{1/2} z$ for solutions [g, S]. $H_b$ is the curvature of a minibatch,
+        scaled to all data."""
         jacobians, total = self.pieces.jacobians, torch.zeros(())
         for piece, inputs in batch:
             outputs, changes = jacobians.push(*inputs, self.subset.spread(z))
@@ -595,7 +611,7 @@ class Equations:
             yield [(part, as_inputs(part.x)) for part in parts]
 
     def _largest_eigenvalue(self, batch: list[tuple[Batch, Inputs]]) -> float:
-        """Largest eigenvalue of a minibatch's preconditioned equations, by power iterations, which slightly underestimate it."""
+        """Largest eigenvalue of the preconditioned equations of a minibatch. Power iterations slightly underestimate it."""
         root, found = self.root.to(self.device), 1.0
         z = root * self.prior_noise(-1, 1).to(self.device)
         for _ in range(NUM_POWER_ITERATIONS):
@@ -604,19 +620,19 @@ class Equations:
         return found
 
     def precondition(self, vectors: Tensor) -> Tensor:
-        """Products with the preconditioner under the present noise, computed on the network's device."""
+        """Products with the preconditioner for the current noise, computed on the network's device."""
         now = self.preconditioner.rescaled(self.factor / self.noise_ratio)
         return now.times(vectors, self.device).div_(self.noise_ratio)
 
     def error(self, group: Group) -> float:
-        """Relative error of the first equation, by a pass over the data."""
+        """Relative error of the first equation, computed in a pass over the data."""
         first = Group(
             group.target[:1], group.solution[:1], group.target[:1] - self.product(group.solution[:1]), group.target
         )
         return self._error(first, _dot(first.residual, self.precondition(first.residual)))
 
     def product(self, vectors: Tensor) -> Tensor:
-        r"""$(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors [g, S], in a pass over the data."""
+        r"""$(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors [g, S], computed in a pass over the data."""
         along = self.root * vectors
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -626,7 +642,7 @@ class Equations:
         return self._pulled(vectors_at, len(vectors)).add_(vectors, alpha=self.factor)
 
     def _data_noise(self, first: int, count: int) -> Tensor:
-        r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, [g, S], in a pass over the data."""
+        r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, [g, S], computed in a pass over the data."""
         generator = torch.Generator(self.device).manual_seed(2_000_003 * self.seed + 2 * first + 1)
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -636,7 +652,8 @@ class Equations:
         return self._pulled(vectors_at, count)
 
     def mode_target(self, mean: Tensor) -> Tensor:
-        r"""$\delta^{-1/2} (H w^* - \nabla \ell)$, [1, S], the right side of the equation for the mode of the linearized model."""
+        r"""$\delta^{-1/2} (H w^* - \nabla \ell)$, [1, S]: the right-hand side of the equation for the mode of the
+        linearized model."""
         slopes = OutputCurvature(self.likelihood, "empirical")
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -666,7 +683,8 @@ class Equations:
     def _pulled(
         self, vectors_at: Callable[[Callable[[], Tensor], Batch, Inputs], tuple[Tensor, Tensor]], count: int
     ) -> Tensor:
-        r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for vectors that a function computes from the outputs of each piece.
+        r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for vectors $v_n$ that a function computes from the outputs of
+        each piece.
 
         Raises:
             ValueError: If the loader gives different examples in each pass.
@@ -688,15 +706,16 @@ class Equations:
         tolerance = 1e-3 * (abs(known.log_likelihood) + known.total_weight)
         if data.num_data != known.num_data or abs(data.log_likelihood - known.log_likelihood) > tolerance:
             raise ValueError(
-                "Laplace.fit: the loader gives different examples in each pass (random augmentation, or drop_last=True with "
-                "shuffle=True); covariance='sampled' needs the same examples, so turn these off"
+                "Laplace.fit: the loader gives different examples in each pass (random augmentation, or "
+                "drop_last=True with shuffle=True); covariance='sampled' needs the same examples in each pass, so "
+                "turn these options off"
             )
         if self.advance is not None:
             self.advance()
         return total.mul_(self.root)
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Number of examples whose activations and their changes fit into the budget."""
+        """Number of examples for which activations and their changes fit into the budget."""
         held = (4 * self.at_once + 2) * self.pieces.jacobians.cost(args, kwargs).activations
         return max(1, int(self.pieces.memory // held))
 
@@ -706,7 +725,7 @@ class Equations:
         ratio = float(self.likelihood.noise.detach()) / variance
         self.likelihood.set_noise(variance)
         self.noise_ratio *= ratio
-        self.seen = None  # the stored log-likelihood belongs to the former noise
+        self.seen = None  # the stored log-likelihood belongs to the previous noise
         return ratio
 
 
@@ -720,25 +739,25 @@ def find_factor(
     finds_noise: bool,
     excess: Callable[[Tensor], float] | None = None,
 ) -> None:
-    r"""Find the prior precision, and the Gaussian noise, with the largest evidence of the linearized model, and set them.
+    r"""Find and set the prior precision and the Gaussian noise for which the evidence of the linearized model is largest.
 
-    At the maximum, $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992). $\theta^*$ is the mode of the linearized model, which is not
-    $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"). A group of draws
-    estimates the effective dimension $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$.
-    The noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
+    At the maximum, $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992). $\theta^*$ is the mode of the linearized model, which is
+    not $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"). A group of draws
+    estimates the effective dimension $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) =
+    \mathbb{E}[u^\top (b - c u)]$. The noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
 
-    The search descends from a large c, where the equations are easy, and the solver starts each c from the draws of
+    The search starts at a large c, for which the equations are easy, and lowers c. For each c, the solver starts from the draws of
     the previous c. The final c is larger than every c whose draws do not converge or predict training rows too badly. The loss of
     training rows falls about like 1 / c, which determines how far c has to rise.
 
     Args:
         equations: The equations, over some or all of the data.
         mean: w*, [S], on the device of the prior.
-        num_outputs: N O, of all data.
-        iterations: Iterations for each value of c.
+        num_outputs: N O, the number of outputs in all data.
+        iterations: Number of iterations for each value of c.
         tolerance: See `Sampled`.
         finds_noise: Whether to find the noise.
-        excess: Loss of training rows under draws [g, S], in multiples of the largest allowed loss.
+        excess: Function that returns the loss of training rows under draws [g, S], as a multiple of the largest allowed loss.
     """
     most = min(len(mean), num_outputs)
     group, noise = _easy_equations(equations, mean, most)
@@ -756,7 +775,7 @@ def find_factor(
             gamma = min(max(float((drawn * (goals - former * drawn)).sum(1).mean()), 1e-3), most)
             found = now, math.log(gamma / max(float(group.solution[-1].square().sum()), 1e-12))
             wanted = max(_fixed_point(before, found), now - LOG_PRECISION_STEP, 0.5 * (now + bad))
-            if above > 0:  # at least the precision at which the loss is just allowed
+            if above > 0:  # raise c at least to the precision at which the loss is just allowed
                 wanted = max(wanted, now + math.log(above))
             good, before = now, found
             if finds_noise:
@@ -767,12 +786,12 @@ def find_factor(
         if max(abs(wanted - now), abs(math.log(ratio))) < MIN_EVIDENCE_CHANGE or good - bad < MIN_PRECISION_GAP:
             break
         equations.restart(group)
-    if bad > -math.inf:  # the last value may be one that was not tried
+    if bad > -math.inf:  # the last value may not have been tried yet
         equations.factor = math.exp(good if good < math.inf else bad + LOG_PRECISION_STEP)
 
 
 def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Group, Tensor]:
-    """Equations of some draws and of the mode under a large prior precision, and the draws' noise from the prior."""
+    """The equations of some draws and of the mode for a large prior precision, and the prior noise of the draws."""
     norm = float((equations.prior.double() * mean.double().square()).sum())
     equations.factor = most / max(norm, 1e-12)
     start, noise = equations.start(0, equations.at_once), equations.prior_noise(0, equations.at_once)
@@ -781,16 +800,17 @@ def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Gr
 
 
 def _move(group: Group, noise: Tensor, factors: tuple[float, float], ratio: float) -> None:
-    """Adapt draws, whose last row is the mode, to another prior precision and another noise ratio."""
+    """Adapt the draws and the mode (the last row) to another prior precision and another noise ratio."""
     (former, now), goals = factors, group.target[:-1]
-    goals.add_(noise, alpha=-math.sqrt(former)).mul_(math.sqrt(ratio))  # what the data have of it
+    goals.add_(noise, alpha=-math.sqrt(former)).mul_(math.sqrt(ratio))  # the part that comes from the data
     goals.add_(noise, alpha=math.sqrt(now))
     group.target[-1].mul_(ratio)
     group.solution[:-1].add_(noise, alpha=now**-0.5 - former**-0.5)
 
 
 def _fixed_point(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """Estimate of the fixed point x = g(x) by the secant through the last two pairs (x, g(x)), at most a factor of 100 away."""
+    """Estimate of the logarithmic fixed point x = g(x), by the secant through the last two pairs (x, g(x)). It changes
+    exp(x) by at most a factor of 100."""
     x, g = now
     slope = 0.0 if before is None or before[0] == x else (g - before[1]) / (x - before[0])
     return x + min(max((g - x) / (1 - min(max(slope, -1.0), 0.9)), -4.6), 4.6)
@@ -838,7 +858,7 @@ class DrawSolver:
         return SampledCovariance(equations.subset, self.draws, equations.prior, equations.factor)
 
     def _write(self, *, always: bool = False) -> None:
-        """Write the draws so far, at most once per `MIN_SECONDS_BETWEEN_WRITES`."""
+        """Write the draws so far, unless the last write was less than `MIN_SECONDS_BETWEEN_WRITES` ago."""
         if self._checkpoint is None or not (always or time.monotonic() - self._written > MIN_SECONDS_BETWEEN_WRITES):
             return
         solved = {key: getattr(self._equations, key) for key in ("rate", "num_minibatches")}

@@ -14,11 +14,11 @@ from bayesify.weights.catalog import Weight, padding_entries
 
 @dataclass(frozen=True)
 class Subset:
-    """S entries of weights, ordered as `named_parameters()`, row-major within a weight.
+    """S entries of weights, in the order of `named_parameters()` and row-major within a weight.
 
     Args:
         weights: All weights that could be chosen, by name, in order.
-        entries: Flat indices [n] into each chosen weight, ascending; `None` stands for the whole weight.
+        entries: Flat indices [n] into each chosen weight, in ascending order; `None` means the whole weight.
     """
 
     weights: Mapping[str, Weight]
@@ -26,7 +26,7 @@ class Subset:
 
     @classmethod
     def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Subset:
-        """Subset from indices into the concatenated weights, in any order, without repeats."""
+        """Subset made from indices into the concatenated weights. The indices are distinct and in any order."""
         if not bool(
             (index[1:] > index[:-1]).all()
         ):  # sorting millions of indices takes longer than a pass of the network
@@ -51,7 +51,7 @@ class Subset:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Weights with at least one chosen entry."""
+        """Names of the weights with at least one chosen entry."""
         return tuple(self.entries)
 
     def count(self, name: str) -> int:
@@ -70,7 +70,7 @@ class Subset:
         return sum(weight.numel for weight in self.weights.values())
 
     def flat(self) -> Tensor:
-        """Indices of the chosen entries in the concatenated weights: [S]."""
+        """Indices of the chosen entries in the concatenated weights, [S]."""
         parts, start = [], 0
         for name, weight in self.weights.items():
             if name in self.entries:
@@ -80,38 +80,39 @@ class Subset:
         return torch.cat(parts)
 
     def take(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Chosen entries of weights by name, concatenated: [S]."""
+        """The chosen entries of weights that are given by name, concatenated, [S]."""
         return torch.cat([self.pick(name, values[name].reshape(-1)) for name in self.entries])
 
     def pick(self, name: str, flat: Tensor) -> Tensor:
-        """Chosen entries of one weight from [..., numel]: [..., n]."""
+        """The chosen entries, [..., n], of one weight [..., numel]."""
         index = self.entries[name]
         return flat if index is None else flat[..., index.to(flat.device)]
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """A vector over the subset [..., S] by weight: [..., n] each."""
+        """Split a vector over the subset, [..., S], into one part per weight, [..., n] each."""
         return dict(zip(self.entries, flat.split([self.count(name) for name in self.entries], dim=-1), strict=True))
 
     def gradients(self, gradients: Gradients, name: str) -> Tensor:
-        """Gradients with respect to the chosen entries of one weight: [K, B, n]."""
+        """Gradients with respect to the chosen entries of one weight, [K, B, n]."""
         index = self.entries[name]
         if index is None:
             return gradients.dense(name).reshape(*gradients.shape, -1)
         return gradients.columns(name, index.to(gradients.device))
 
     def rows(self, gradients: Gradients) -> Tensor:
-        """Gradients with respect to all chosen entries: [K, B, S]."""
+        """Gradients with respect to all chosen entries, [K, B, S]."""
         return torch.cat([self.gradients(gradients, name) for name in self.entries], dim=-1)
 
     def move(self, gradients: Gradients, offsets: Tensor) -> Tensor:
-        """Changes of the linearized outputs under offsets [S, n] of the chosen entries: [S, K, B]."""
+        """Changes of the linearized outputs, [S, K, B], if the chosen entries move by offsets [S, n]."""
         moved = offsets.new_zeros(len(offsets), *gradients.shape)
         for name, part in self.split(offsets).items():
             moved += torch.einsum("kbn,sn->skb", self.gradients(gradients, name).detach(), part)
         return moved
 
     def spread(self, offsets: Tensor) -> dict[str, Tensor]:
-        """Offsets [n, S] by name, [n, *shape], 0 for entries that are not chosen. Offsets of whole weights are views."""
+        """Offsets [n, S] as tensors [n, *shape] by name, with 0 for entries that are not chosen. Offsets of whole
+        weights are views."""
         found = {}
         for name, part in self.split(offsets).items():
             shape, index = self.weights[name].shape, self.entries[name]
@@ -121,7 +122,7 @@ class Subset:
         return found
 
     def gather(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Chosen entries of [n, *shape] by name, concatenated: [n, S]."""
+        """The chosen entries of tensors [n, *shape] that are given by name, concatenated, [n, S]."""
         return torch.cat([self.pick(name, values[name].flatten(1)) for name in self.entries], dim=-1)
 
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

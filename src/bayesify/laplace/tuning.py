@@ -8,24 +8,24 @@ from collections.abc import Callable, Sequence
 from bayesify.predictive.findings import Finding
 
 Score = Callable[[list[float]], list[float]]
-"""Function from factors on the prior precisions to scores, which are maximized."""
+"""Function that takes factors on the prior precisions and returns scores. The search maximizes the score."""
 
 DEFAULT_GRID = tuple(10.0**power for power in range(-4, 5))
 """The paper's grid for images: a prior precision between 1e-4 and 1e4."""
 MAX_ADDED_VALUES = 4
-"""Number of values by which the default grid is extended while its best value is at an end."""
+"""Number of values by which the default grid is extended at a time, while its best value is at an end."""
 NUM_FINE_SCORES, NUM_FINE_EVIDENCES = 9, 180
-"""Number of values in the second grid, around the first grid's best value. Computing more evidences costs almost nothing."""
+"""Number of values in the second grid, around the best value of the first grid. Each further evidence costs almost nothing."""
 
 
 def search_precision(score: Score, base: float, grid: Sequence[float], num_fine: int) -> tuple[float, Finding | None]:
-    """The prior precision with the best score, and a finding if it is at an end of the grid.
+    """The prior precision with the best score, and a finding if this precision is at an end of the grid.
 
     Args:
         score: Function to maximize.
         base: Prior precision at which the factor is 1.
         grid: Values to try. `DEFAULT_GRID` is extended while its best value is at an end.
-        num_fine: Number of values to try between the neighbors of the best one, evenly in the logarithm.
+        num_fine: Number of values to try between the neighbors of the best value, evenly spaced in the logarithm.
     """
     candidates = sorted(set(grid))
     scores = score([value / base for value in candidates])
@@ -41,7 +41,8 @@ def search_precision(score: Score, base: float, grid: Sequence[float], num_fine:
     if len(candidates) > 1 and best in (0, len(candidates) - 1):
         end, remedy = ("smallest", "more or other weights") if best == 0 else ("largest", "fewer weights")
         sentence = (
-            f"the best prior precision, {chosen:.3g}, is the {end} that was tried, and a better one may lie beyond"
+            f"the best prior precision, {chosen:.3g}, is the {end} value that was tried, and a better value may lie "
+            "beyond it"
         )
         finding = Finding("search_at_edge", sentence, f"give a wider grid=, or {remedy}")
     if num_fine and len(candidates) > 1:

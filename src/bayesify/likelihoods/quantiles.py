@@ -20,7 +20,8 @@ MIN_QUANTILE_GAP = 1e-4
 
 
 class Quantiles(NumberLikelihood):
-    r"""Quantiles of the target at given levels, ordered by construction, without an assumed shape of the distribution.
+    r"""Quantiles of the target at given levels. They are ordered by construction, and no shape of the distribution is
+    assumed.
 
     The network's last axis holds O quantiles at the middle level m, then O values for each other level in order. A value f gives
     the distance to the next quantile towards the middle, $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the

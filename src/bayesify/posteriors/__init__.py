@@ -51,4 +51,4 @@ REGISTRY: dict[str, type[Posterior]] = {
         Dropout,
     )
 }
-"""Posteriors by the name that code, configuration files and the command line use."""
+"""Posteriors by name. Code, configuration files and the command line use these names."""

@@ -25,18 +25,18 @@ class Dropout(Posterior):
     These weights are not masked:
 
     - biases, embeddings and custom parameters;
-    - the network's first layer, unless `first_layer` is true, because a mask would drop inputs of the data;
-    - layers before the last BatchNorm layer, in the order of `named_modules()`, unless all selected layers come before it,
-      because BatchNorm statistics suit no single mask (Li et al. 2019).
+    - the network's first layer, unless `first_layer` is true, because a mask would drop features of the data;
+    - layers before the last BatchNorm layer (in the order of `named_modules()`), because BatchNorm statistics suit no
+      single mask (Li et al. 2019). If all selected layers come before it, they are masked.
 
-    q has no density. $-\mathbb{E}_q \log p(W)$ replaces the KL, so that a rate of 0 equals `Point`. Stored: `value` (M),
-    starting at the network's weights. The noise is one number per input of a layer, so a GPU needs no special kernel. Repeated
-    draws are captured as CUDA graphs.
+    q has no density, so $-\mathbb{E}_q \log p(W)$ replaces the KL. A rate of 0 is the same as `Point`. Stored: `value`
+    (M), starting at the network's weights. The noise is one number per input of a layer, so a GPU needs no special
+    kernel. Repeated draws are captured as CUDA graphs.
 
     Args:
-        rate: Probability that an input is dropped. The default is 0.05. `fit` lowers the default if it would make a trained network
-            much worse.
-        first_layer: Whether to mask the network's first layer too.
+        rate: Probability that an input is dropped. The default is 0.05. `fit` lowers this default if it would make a
+            trained network much worse.
+        first_layer: Whether to also mask the network's first layer.
 
     Raises:
         ValueError: If `rate` is not in [0, 1).
@@ -65,7 +65,7 @@ class Dropout(Posterior):
         self.past_norms = any(self._can_mask(weight) and not weight.normalized for weight in self.weights)
 
     def set_rate(self, rate: float) -> None:
-        """Use the rate that `fit` has found, and store it with the state."""
+        """Set the rate that `fit` has found, and store it with the state."""
         self._rate = rate
         self.register_buffer("found_rate", torch.tensor(rate, dtype=torch.float64))
 
@@ -97,13 +97,14 @@ class Dropout(Posterior):
         return dict(self.value.items())
 
     def variance(self) -> dict[str, Tensor]:
-        """`M^2 rate / (1 - rate)` for masked weights, 0 for others."""
+        """`M^2 rate / (1 - rate)` for masked weights, and 0 for other weights."""
         factor = self._rate / (1 - self._rate)
         masked = {weight.name for weight in self.weights if self.masked(weight)}
         return {name: value.square() * (factor if name in masked else 0.0) for name, value in self.value.items()}
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """`rate / (1 - rate)` times the mean's outer product for masked weights, because a mask drops or keeps a whole filter."""
+        """For masked weights, `rate / (1 - rate)` times the outer product of the mean, because a mask drops or keeps a
+        whole filter."""
         filters = self.value[weight.name].reshape(-1, positions)
         return (self._rate / (1 - self._rate) if self.masked(weight) else 0.0) * (filters.mT @ filters)
 

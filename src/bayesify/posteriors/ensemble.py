@@ -20,10 +20,10 @@ from bayesify.weights.named_parameters import NamedParameters
 class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
-    q has no density, so `kl` is the mean over members of $-\log p(m_k)$, and the ELBO is the mean of the members' MAP
-    objectives. The members are the draws and share one likelihood. `fit` runs them as it runs draws, together by `vmap` for
-    small networks. For models with their own likelihood and data, use a `ModelStack`.
-    Draws visit the members equally often. Each member has its own running statistics of BatchNorm layers.
+    q has no density, so `kl` is $-\log p(m_k)$ averaged over members, and the ELBO is the mean of the members' MAP
+    objectives. The members are the draws and share one likelihood. `fit` runs members as it runs draws: small networks
+    run together under `vmap`. For models with their own likelihood and data, use a `ModelStack`. Draws visit the
+    members equally often. Each member has its own running statistics of BatchNorm layers.
 
     A network may have several ensembles with $K_1, K_2, \dots$ members. Together they form
     $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks, each with its own statistics. Network n uses member n mod $K_i$ of
@@ -32,10 +32,10 @@ class Ensemble(Posterior):
 
     Args:
         members: K, the number of members.
-        init: How the members start. With `"reset"`, the first member starts at the network's weights. The other members are
-            initialized by `reset_parameters()` of the module that owns the weight. Without that method, they are normal with the
-            weight's own mean and spread. With `"network"`, the other members start at the network's weights plus noise of 10 % of
-            the weight's spread.
+        init: How the members start. With `"reset"`, the first member starts at the network's weights. The other members
+            get their initial values from `reset_parameters()` of the module that owns the weight. If the module has no
+            such method, the initial values are normal with the mean and spread of the weight. With `"network"`, the
+            other members start at the network's weights plus noise of 10 % of the spread of the weight.
 
     Raises:
         ValueError: If `members` is below 1 or `init` is unknown.
@@ -77,7 +77,7 @@ class Ensemble(Posterior):
         self.value = NamedParameters({name: torch.stack(members) for name, members in stacked.items()})
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Members in random order, each equally often. Several ensembles of one network use the same network index in a draw."""
+        """Members in random order, each equally often. In one draw, all ensembles of a network use the same network index."""
         if self.num_networks not in request.networks:
             device = self.value.values()[0].device
             drawn = choose_members(self.num_networks, request.num_draws, request.noise, device)
@@ -111,7 +111,7 @@ class Ensemble(Posterior):
         return [{name: value[network] for name, value in statistics.items()} for network in chosen]
 
     def average_buffers(self, network: nn.Module) -> None:
-        """Put the networks' mean statistics into a plain network, in place."""
+        """Put the statistics, averaged over networks, into a plain network, in place."""
         buffers = dict(network.named_buffers(remove_duplicate=False))
         for name, value in self._statistics().items():
             buffers[name].copy_(value.mean(0) if value.is_floating_point() else value[0])
@@ -133,7 +133,7 @@ class Ensemble(Posterior):
         return {name: value.var(0, unbiased=False) for name, value in self.value.items()}
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """Mean over members of `-log p`."""
+        """`-log p`, averaged over members."""
         moments = {name: prior.second_moments(name, value) / self.members for name, value in self.value.items()}
         return prior.cross_entropy(moments, self.sizes())
 
@@ -143,7 +143,7 @@ def _spread(value: Tensor) -> Tensor:
 
 
 def _reset(module: nn.Module) -> nn.Module | None:
-    """A copy of one module with new random parameters of its own (not its children's), or `None` if it cannot be reset."""
+    """A copy of one module whose own parameters (not those of its children) are random again; `None` if it cannot be reset."""
     for method in ("reset_parameters", "_reset_parameters"):
         if callable(getattr(module, method, None)):
             again: Any = copy.deepcopy(module)

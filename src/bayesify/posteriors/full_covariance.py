@@ -24,18 +24,18 @@ class FullCovariance(Posterior):
 
     $$ q(w_l) = \mathcal{N}(m_l, L_l L_l^\top) $$
 
-    with $w_l$ the layer's weights in the order weight, bias, each row-major. Layers are independent of each other.
-    Stored: `mean_value` freely, starting at the network's weights; the diagonal of each factor, `raw_diagonal`, through
-    softplus; its strictly lower part relative to the diagonal, $L_{ij} = L_{ii}\,\text{lower}_{ij}$, freely, packed row by row.
-    A step of the optimizer then changes a row in proportion to its own size, regardless of its length. P weights in a layer
-    need P + P (P + 1) / 2 numbers.
+    where $w_l$ holds the weight and then the bias of a layer, each in row-major order. Layers are independent of each
+    other. Stored: `mean_value` freely, starting at the network's weights; `raw_diagonal`, the diagonal of each factor,
+    through softplus; `lower`, the strictly lower part relative to the diagonal, freely and packed row by row
+    ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a row in proportion to its size,
+    regardless of its length. A layer with P weights needs P + P (P + 1) / 2 numbers.
 
     Args:
         init_std: Diagonal of every factor before training. The default is a tenth (less before BatchNorm) of the root mean
             square of the layer's weights.
 
     Raises:
-        ValueError: If `init_std` is not positive, or a layer has more than 20,000 weights.
+        ValueError: If `init_std` is not positive, or if a layer has more than 20,000 weights.
     """
 
     name = "full_covariance"
@@ -98,7 +98,7 @@ class FullCovariance(Posterior):
         return {name: value for layer in self.layers for name, value in _unflatten(layer, flat(layer)).items()}
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Sum of the diagonal blocks of L L^T that belong to filters."""
+        """Sum, over filters, of the diagonal blocks of L L^T."""
         layer = next(layer for layer in self.layers if weight in layer.weights)
         start = sum(other.numel for other in layer.weights[: layer.weights.index(weight)])
         rows = self.scale_tril(layer.name)[start : start + weight.numel].unflatten(0, (-1, positions))  # [F, K, P]

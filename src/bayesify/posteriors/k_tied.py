@@ -27,8 +27,8 @@ class KTied(Posterior):
     $$ q([W\,b]_{ij}) = \mathcal{N}\bigl(M_{ij}, (\textstyle\sum_k u_{ik} v_{jk})^2\bigr) $$
 
     Stored: `mean_value` freely, starting at the network's weights; `raw_row` [rows, rank] and `raw_col` [cols, rank] through
-    softplus. This is about half the numbers of a mean-field posterior. With a rank above 1 the factors start 10 % apart,
-    because equal factors would stay equal.
+    softplus. This is about half as many numbers as a mean-field posterior has. If the rank is above 1, the factors
+    start 10 % apart, because equal factors would stay equal.
 
     Args:
         rank: k, the rank of each layer's matrix of standard deviations.
@@ -84,7 +84,8 @@ class KTied(Posterior):
         return weights, self._kl(request.prior, stds)
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`. The kernel needs weights of one type, and layers of one weight and at most a bias."""
+        """See `Posterior`. All weights must have the same type, and each layer must have exactly one weight and at most
+        one bias."""
 
         def are_pairs() -> bool:
             of_one_type = len({request.dtype(weight.name) for weight in self.weights}) == 1
@@ -94,7 +95,7 @@ class KTied(Posterior):
         return suits and self.results.constant(self, ("are_pairs", id(request.layout)), are_pairs)
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The draws of `draw`, by one kernel for all layers."""
+        """The same draws as `draw`, made by one kernel for all layers."""
         parts = [part.values() for part in (self.mean_value, self.raw_row, self.raw_col)]
 
         def make(stds: list[float]) -> DrawPlan | None:
@@ -116,7 +117,7 @@ class KTied(Posterior):
         return {layer.name: self.std_matrix(layer.name) for layer in self.layers}
 
     def _kl(self, prior: PriorDraw, stds: Mapping[str, Tensor]) -> Tensor:
-        """KL, given the standard deviations that a draw has already computed."""
+        """KL, computed from the standard deviations that a draw has already computed."""
         moments = self.second_moments(prior, by_layer(self.layers, lambda layer: stds[layer.name].square()))
         return prior.cross_entropy(moments, self.sizes()) - self._entropy(stds)
 
@@ -129,7 +130,7 @@ class KTied(Posterior):
         return by_layer(self.layers, lambda layer: self.std_matrix(layer.name).square())
 
     def entropy(self) -> Tensor:
-        """Sum of the entries' entropies."""
+        """Sum of the entropies of the entries."""
         return self._entropy(self._std_matrices())
 
     def _entropy(self, stds: Mapping[str, Tensor]) -> Tensor:
@@ -138,7 +139,7 @@ class KTied(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Set means to 0, u to 1, and v to the prior's standard deviations divided by the rank."""
+        """Set the means to 0, u to 1, and v to the prior's standard deviations divided by the rank."""
         stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()

@@ -32,10 +32,10 @@ class LocalInducing(Posterior):
     $$ q(W_l) = \prod_r \mathcal{N}(w_r;\, \Sigma Z_l^\top \Lambda_l v_r,\, \Sigma), \qquad
        \Sigma = ((T T^\top)^{-1} + Z_l^\top \Lambda_l Z_l)^{-1} $$
 
-    over the rows of `[W b]`, whose prior is $\mathcal{N}(0, T T^\top)$. This is eq. 11 with inducing inputs $Z_l$ that belong
-    to the layer instead of propagated inputs. Layers are independent and q is Gaussian, so everything has a closed form given
-    the prior. An inducing input is one row that the layer's matrix multiplies: a patch for a convolution, with a 1 for the
-    bias. Every kind of weight is supported.
+    over the rows of `[W b]`, whose prior is $\mathcal{N}(0, T T^\top)$. This is eq. 11 with inducing inputs $Z_l$ of
+    the layer itself instead of propagated inputs. Layers are independent and q is Gaussian, so everything has a closed
+    form given the prior. An inducing input is one row that the layer's matrix multiplies, with a 1 for the bias. For a
+    convolution, the row is a patch. Every kind of weight is supported.
 
     Stored for each layer: `points_value` Z, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
 
@@ -44,14 +44,14 @@ class LocalInducing(Posterior):
 
     Args:
         points: M, the number of inducing points in every layer.
-        precision: Initial diagonal of $\Lambda$. The default is 1, or `NETWORK_PRECISION` with `init="network"`.
+        precision: Initial diagonal of $\Lambda$. The default is 1; with `init="network"`, it is `NETWORK_PRECISION`.
         kl_form: `"closed"` for the closed form, or `"sampled"` for $\log q - \log p$ at the draw.
-        init: Initial V. With `"random"`, V is standard normal. With `"network"`, V is the network's own outputs at the inducing
-            inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns, the mean of q then starts close
-            to the network.
+        init: Initial V. With `"random"`, V is standard normal. With `"network"`, V holds the network's own outputs at
+            the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns, the mean
+            of q then starts close to the network.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        ValueError: If an argument is out of range.
     """
 
     name = "local_inducing"
@@ -77,7 +77,7 @@ class LocalInducing(Posterior):
         self.shares_statistics = self.starts_at_network = init == "network"
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start with standard normal inputs, and with outputs by `init`."""
+        """Start with standard normal inputs, and with the outputs that `init` names."""
         like = next(iter(values.values()))
         log_precision = math.log(self.precision or (NETWORK_PRECISION if self.init == "network" else 1.0))
         inputs, outputs, logs = {}, {}, {}
@@ -112,7 +112,7 @@ class LocalInducing(Posterior):
         return self.problem(layer, scale).solve()
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw each layer's weights from the posterior of its regression; all draws are computed in one batch."""
+        """Draw each layer's weights from the posterior of its regression. All draws are computed in one batch."""
         noise = request.normals([layer.numel for layer in self.layers], next(self.parameters()))
         scale = PriorScale(request.prior, self.layers, request.num_draws).aligned()
         by_shape: dict[tuple[int, int], list[tuple[Layer, RegressionFactors, Tensor]]] = {}
@@ -148,7 +148,7 @@ class LocalInducing(Posterior):
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
-        """Results of `use` for each layer, [rows, cols], split into weights by name; the prior's scales are at their means."""
+        """Results of `use` for each layer, [rows, cols], split into weights by name. The prior's scales are at their means."""
         scale = self._typical()
         return by_layer(self.layers, lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
 
@@ -157,11 +157,11 @@ class LocalInducing(Posterior):
         return PriorScale(self.bound_prior, self.layers, 1).first()
 
     def mean(self) -> dict[str, Tensor]:
-        """The regression's means. A prior that draws its scales is used with the scales at their means."""
+        """The means of the regression. If the prior draws its scales, the scales are at their means."""
         return self._each(lambda layer, found, scale: scale.push(layer, found.mean.mT).squeeze(0))
 
     def variance(self) -> dict[str, Tensor]:
-        """The diagonal of Sigma, the same for every row. A prior that draws its scales is used with the scales at their means."""
+        """The diagonal of Sigma, the same for every row. If the prior draws its scales, the scales are at their means."""
 
         def spread(layer: Layer, found: Regression, scale: PriorScale) -> Tensor:
             return scale.push(layer, found.root).square().sum(-2).expand(layer.rows, -1)
@@ -199,7 +199,7 @@ class LocalInducing(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Set pseudo-outputs to 0 and their precision almost to 0."""
+        """Set the pseudo-outputs to 0 and their precision almost to 0."""
         for name in self.pseudo_outputs:
             self.pseudo_outputs[name].zero_()
             self.log_precision[name].fill_(NEGLIGIBLE_LOG_PRECISION)

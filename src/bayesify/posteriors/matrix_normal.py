@@ -22,10 +22,11 @@ class MatrixNormal(Posterior):
 
     $$ q([W\,b]) = \mathcal{MN}(M, L_r L_r^\top, L_c L_c^\top), \qquad [W\,b] = M + L_r E L_c^\top $$
 
-    so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored: `mean_value` freely; the
-    factors' diagonals through softplus; their strictly lower parts relative to the diagonals, freely and packed. Without this
-    scaling, each step of the optimizer would move the many lower entries of a wide layer away from 0, and together they would
-    outgrow the diagonal. A layer needs `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
+    so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored: `mean_value` freely;
+    the diagonals of the factors through softplus; the strictly lower parts, divided by the diagonals, freely and
+    packed. Without this division, each step of the optimizer would move the many lower entries of a wide layer away
+    from 0, and together these entries would outgrow the diagonal. A layer needs
+    `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
@@ -46,7 +47,7 @@ class MatrixNormal(Posterior):
         self.init_std = init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start means at the network's weights, and both factors diagonal."""
+        """Start the means at the network's weights, and both factors as diagonal matrices."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
         raws = {layer.name: raw_positive(math.sqrt(self.start_std(layer, values))) for layer in self.layers}
@@ -90,7 +91,7 @@ class MatrixNormal(Posterior):
         return by_layer(self.layers, variances)
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Trace of the row covariance times the sum of the column covariance's diagonal blocks that belong to filters."""
+        """Trace of the row covariance times the sum, over filters, of the diagonal blocks of the column covariance."""
         layer = next(layer for layer in self.layers if weight in layer.weights)
         start = sum(other.matrix_shape[1] for other in layer.weights[: layer.weights.index(weight)])
         rows, cols = self.scale_trils(layer.name)
@@ -108,7 +109,7 @@ class MatrixNormal(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Set means to 0, the row factor to the identity, and the column factor to the prior's standard deviations."""
+        """Set the means to 0, the row factor to the identity, and the column factor to the prior's standard deviations."""
         stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()

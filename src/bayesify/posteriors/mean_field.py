@@ -30,22 +30,22 @@ class MeanField(Posterior):
     $$ q(w) = \mathcal{N}(m, \operatorname{diag}(s^2)), \qquad
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
-    Stored: `mean_value` freely, starting at the network's weights, in the units of `units`; `raw_std`, the log of the standard
-    deviation (with `max_std`, the input of a scaled sigmoid). Both weights and biases are Gaussian. A draw of the whole network
-    takes its noise in one call.
+    Stored: `mean_value` freely, starting at the network's weights and measured in `units`; `raw_std`, the log of the
+    standard deviation (with `max_std`, the input of a scaled sigmoid). Both weights and biases are Gaussian. One call
+    draws the noise of the whole network.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
             of the layer's weights.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each example
-            once (see `LocalGaussian`). Other layers and predictions draw weights. Gradients have less noise than with draws of the
-            weights, but a step takes longer.
+            once (see `LocalGaussian`). Other layers and predictions draw weights. Gradients are less noisy than with
+            drawn weights, but a step takes longer.
         units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"` it is the mean divided
-            by the prior's standard deviation, or by the initial typical value if the prior draws its standard deviation. A step
-            of Adam then moves each mean by the learning rate times this standard deviation, in layers of any width, as in the
-            code of Ober & Aitchison (2021). With `"weight"`, a learning rate of 0.01 moves the means of a layer with 288 inputs
-            by 0.17 prior standard deviations, and global inducing points in the layers above diverge.
+            by the prior's standard deviation, or by its typical initial value if the prior draws it. A step of Adam
+            then moves each mean by the learning rate times this standard deviation, in layers of any width, as in the
+            code of Ober & Aitchison (2021). With `"weight"`, a learning rate of 0.01 moves the means of a layer with
+            288 inputs by 0.17 prior standard deviations, and global inducing points in the layers above diverge.
 
     Raises:
         ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.
@@ -74,7 +74,8 @@ class MeanField(Posterior):
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start means at the network's weights and standard deviations at `start_std`, by default at most half of `max_std`."""
+        """Start means at the network's weights, and standard deviations at `start_std`, which by default is at most
+        half of `max_std`."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         starts: dict[str, Tensor] = {}
@@ -106,7 +107,7 @@ class MeanField(Posterior):
         return {name: math.log(self.max_std) + F.logsigmoid(raw) for name, raw in self.raw_std.items()}
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-        """`m + s * noise`, or local Gaussians inside the training objective with `local_reparameterization`."""
+        """`m + s * noise`. With `local_reparameterization`, the training objective uses local Gaussians instead."""
         if self.draws_fused(request) and (fused := self._draw_fused(request)) is not None:
             return fused
         names, means, logs = list(self.mean_value), self._means(), list(self.log_std().values())
@@ -125,12 +126,12 @@ class MeanField(Posterior):
         else:
             stds = list(torch._foreach_exp(logs))
             kl = self.kl(request.prior) if prior_stds is None else diagonal_kl(prior_stds, means, logs, stds)
-            # Nobody else holds the noise, so it serves as the output buffer.
+            # Nobody else holds the noise, so its memory serves as the output buffer.
             drawn = [torch.addcmul(*parts, out=parts[2]) for parts in zip(means, stds, noise, strict=True)]
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`. A kernel needs parameters without a cap, a unit or pruned entries."""
+        """See `Posterior`. A kernel works only if the parameters have no upper bound, no unit and no pruned entries."""
         return (
             kernels_suit(request, first_parameter(self.mean_value))
             and self.max_std is None
@@ -140,7 +141,7 @@ class MeanField(Posterior):
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The draws of `draw` by one kernel, if all weights have one type.
+        """The same draws as `draw`, made by one kernel, if all weights have the same type.
 
         For a bfloat16 network, the kernel writes bfloat16 directly.
         """
@@ -192,12 +193,12 @@ class MeanField(Posterior):
 
     @torch.no_grad()
     def prune(self, keep: float) -> None:
-        """Keep the weights with the largest |mean| / std in the network. The others become 0 permanently (Graves 2011)."""
+        """Keep the weights with the largest |mean| / std in the network. The other weights become 0 permanently (Graves 2011)."""
         prior = self.bound_prior
         if prior is not None and any(name in prior.factor or name in prior.mean for name in self.sizes()):
             raise ValueError(
-                "prune: pruned weights are 0, which does not fit a prior that correlates the positions of a kernel or has a mean "
-                "other than 0; use a fixed prior with mean 0, such as Neal()"
+                "prune: pruned weights are 0, but the prior correlates the positions of a kernel or has a mean other "
+                "than 0; use a fixed prior with mean 0, such as Neal()"
             )
         log_std = self.log_std()
         scores = {
@@ -210,12 +211,13 @@ class MeanField(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Set means to 0 and standard deviations to the prior's."""
+        """Set the means to 0 and the standard deviations to those of the prior."""
         stds = fixed_stds(self, prior)
         for name, std in stds.items():
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(
-                    f"MeanField: the prior's std {std:.3g} of {name} is not below max_std={self.max_std}; raise max_std"
+                    f"MeanField: the prior std of {name} is {std:.3g}, which is not below max_std={self.max_std}; "
+                    "raise max_std"
                 )
         for name, std in stds.items():
             self.mean_value[name].zero_()

@@ -24,19 +24,20 @@ class RankOne(Posterior):
 
     $\bar W$ is a point estimate. W has no density over all matrices, so `kl` is $-\log p(\bar W)$ plus the KL of the factors,
     averaged over components. By convexity this average is at least the KL of the mixture, so the objective remains a lower bound.
-    Stored: `value` freely, starting at the network's weights; `row_mean`, `col_mean` freely, starting at 1 (10 %
-    apart if there are several components, 3 % in networks with BatchNorm); `row_raw_std`, `col_raw_std` through softplus.
+    Stored: `value` freely, starting at the network's weights; `row_mean`, `col_mean` freely, starting at 1 (several
+    components start 10 % apart, or 3 % apart in networks with BatchNorm); `row_raw_std`, `col_raw_std` through
+    softplus.
 
-    The noise of a matrix is two vectors, so writing the weights dominates the cost of a draw. A GPU therefore needs no special
-    kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).
+    The noise of a matrix consists of two vectors, so writing the weights dominates the cost of a draw. A GPU therefore
+    needs no special kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).
 
     Shapes:
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].
 
     Args:
         components: K, the number of components.
-        init_std: Standard deviation of the factors, whose means are near 1, before training. The default is 0.1, or 0.03 in
-            networks with BatchNorm. `fit` lowers the default if it would make a trained network much worse.
+        init_std: Standard deviation of the factors before training. Their means start near 1. The default is 0.1, or
+            0.03 in networks with BatchNorm. `fit` lowers this default if it would make a trained network much worse.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:
@@ -75,7 +76,7 @@ class RankOne(Posterior):
         self.col_mean, self.col_raw_std = factor(1)
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Shared weights times a draw of each factor, every component equally often."""
+        """Shared weights times a draw of each factor. Every component is drawn equally often."""
         like = self.value[self.layers[0].name]
         chosen = choose_members(self.components, request.num_draws, request.noise, like.device)
         noise = iter(request.normals([size for layer in self.layers for size in (layer.rows, layer.cols)], like))
@@ -87,14 +88,14 @@ class RankOne(Posterior):
         return weights, self.kl(request.prior)
 
     def mean(self) -> dict[str, Tensor]:
-        """Shared weights times the average over components of the factors' means."""
+        """Shared weights times the means of the factors, averaged over components."""
         return by_layer(self.layers, lambda layer: self.value[layer.name] * self._mean_factor(layer.name))
 
     def _mean_factor(self, layer: str) -> Tensor:
         return self.row_mean[layer].mT @ self.col_mean[layer] / self.components
 
     def variance(self) -> dict[str, Tensor]:
-        """Second moment, from the factors' second moments, minus the squared mean."""
+        """Second moment (computed from the second moments of the factors) minus the squared mean."""
 
         def variances(layer: Layer) -> Tensor:
             name = layer.name
@@ -106,7 +107,7 @@ class RankOne(Posterior):
         return by_layer(self.layers, variances)
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """`-log p` of the shared weights plus the mean over components of the factors' KL."""
+        """`-log p` of the shared weights, plus the KL of the factors averaged over components."""
         moments: dict[str, Tensor] = {}
         factors: Tensor | float = 0.0
         for layer in self.layers:

@@ -26,17 +26,17 @@ class SpatialInverseWishart(Prior):
        q(L) = \mathcal{W}^{-1}((K + 1) I + \Psi, K + 1 + \nu) $$
 
     for each filter $w_f$, which holds the K weights of one pair of an output and an input channel. K is the number of
-    the kernel's positions, which the paper calls $N_{l-1}$. $L^{-1}$ is Wishart with mean I, so the prior is Neal's on
-    average. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed form (see
-    `wishart_kl`), and draws use Bartlett's method.
+    the kernel's positions, which the paper calls $N_{l-1}$. $L^{-1}$ is Wishart with mean I, so on average this prior
+    equals Neal's prior. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed
+    form (see `wishart_kl`), and draws use Bartlett's method.
 
     A posterior can use this prior if the posterior's second moments over a kernel's positions are known, or if it is
     built on the prior. `bayesianize` rejects other posteriors.
 
     Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, stored as
     `log_diagonal` (d) and `lower` (N, row by row). Kernels of equal K are stored together, in the order of the network.
-    $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and its spread is the
-    spread after observing this number of filters.
+    $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and its spread is what
+    q(L) would have after observing this number of filters.
 
     Shapes:
         log_nu: [G], for each K with G kernels; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].

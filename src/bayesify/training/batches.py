@@ -332,8 +332,8 @@ MAX_MEMORY_SHARE = 0.25
 
 
 class ResidentLoader:
-    """Batches of a `DataLoader` over a `TensorDataset`, gathered on the device. Order and random numbers are those of
-    the `DataLoader`."""
+    """Batches of a `DataLoader` over a `TensorDataset`, gathered on the device. The order and the random numbers are
+    the same as in the `DataLoader`."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
         self.loader, self.device = loader, device

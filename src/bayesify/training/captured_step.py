@@ -110,10 +110,10 @@ class CapturedSteps:
 class GraphOptimizer:
     """Converts an optimizer to a form whose steps can be captured in a graph. `end` restores the original form.
 
-    Learning rates become tensors that change in place. A number that is assigned as a learning rate is copied into its
-    tensor. A plain SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which takes the same steps up
-    to rounding and can skip a step on the device. Momentum buffers of SGD exist from the start: a buffer of zeros gives
-    the same first step as a new buffer.
+    Learning rates become tensors that change in place. If a number is assigned as a learning rate, it is copied into
+    the tensor of that rate. A plain SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which takes
+    the same steps up to rounding and can skip a step on the device. Momentum buffers of SGD exist from the start: a
+    buffer of zeros gives the same first step as a new buffer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:

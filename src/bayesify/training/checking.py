@@ -53,8 +53,8 @@ def check(
         loader: Batches of training or held-out data, as for `fit`.
         start: The network from which training started, or a predictor.
         losses: Negative objective per example, in nats, of each step or epoch of your own loop, in order.
-        held_out: Whether the loader's data were held out of training. On held-out data, smaller deteriorations relative
-            to `start` are reported.
+        held_out: Whether the loader's data were held out of training. On held-out data, a smaller difference from
+            `start` is enough for a finding.
         num_data: N, the number of training examples; by default the number of examples in the loader.
         kl_weight: Factor on the KL in training.
         num_draws: Number of draws for predictions; by default the model's own choice.

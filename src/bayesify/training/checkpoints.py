@@ -102,8 +102,8 @@ class Checkpoint:
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
             raise ValueError(
-                f"{path}: the checkpoint belongs to another network: {place} is {theirs.get(place, 'missing')} in the "
-                f"checkpoint and {ours.get(place, 'missing')} in this network; give another path, or overwrite the "
+                f"{path}: the checkpoint belongs to another network ({place} is {theirs.get(place, 'missing')} in the "
+                f"checkpoint and {ours.get(place, 'missing')} in this network); give another path, or overwrite the "
                 "file with Checkpointing(path, resume=False)"
             )
         for key in dict.fromkeys((*self.settings, *settings)):

@@ -120,7 +120,7 @@ def fit(
     Other Args:
         num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. If
             the data are augmented, N counts the original examples. A larger N is allowed and gives the KL less weight.
-        map_epochs: Epochs of the MAP phase.
+        map_epochs: Number of epochs of the MAP phase.
         kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); a value below 1 tempers the posterior.
         kl_schedule: Function that gives a factor on the KL from the number of variational epochs so far; see
             `KLSchedule`.
@@ -128,7 +128,7 @@ def fit(
         callbacks: Functions that are called with model and history after each epoch. If a function returns `True`,
             training ends.
         read_batch: Function that converts an item of the loader to inputs and targets.
-        steps: How batches become steps: gradient accumulation, clipping, when the scheduler steps, CUDA graphs.
+        steps: Settings of the steps: gradient accumulation, clipping, when the scheduler steps, and CUDA graphs.
         update: Actions of a particular method in each step, for example of `baselines.VOGN`.
         average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later
             or take a plain mean. The average replaces the parameters for validation and at the end. Each time, a network

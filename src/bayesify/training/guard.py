@@ -119,7 +119,7 @@ class Guard:
         return total
 
     def _may_skip(self) -> bool:
-        """Whether a model may skip this step; always true on a GPU, where reading the flags would wait."""
+        """Whether a model may skip this step; always true on a GPU, where reading the flags would wait for the device."""
         return self.finite.is_cuda or not bool(self.finite.all())
 
     def step(self) -> None:

@@ -345,7 +345,7 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
-    """A finding if predictions, which use BatchNorm statistics averaged over draws, are worse than training batches."""
+    """A finding if the NLL of predictions, which use BatchNorm statistics averaged over draws, is worse than in training."""
     if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (

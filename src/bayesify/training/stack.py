@@ -186,7 +186,7 @@ class ModelStack(nn.Module, Trainable):
         num_draws: int = 1,
         generator: Randomness = None,
     ) -> tuple[Tensor, Tensor]:
-        """Both terms of each model's objective, in nats over its whole dataset.
+        """Both terms of each model's objective, in nats, scaled to the model's whole dataset.
 
         Args:
             batch: Rows for all models, or a `StackedBatch` with separate rows for each model.

@@ -227,7 +227,7 @@ class Step:
         self._captured(phase, batch, optimizer.options())
 
     def _run(self, phase: Phase, batch: Batch) -> None:
-        """Take a step from one batch without waiting for the device, so that it can be captured."""
+        """Take a step from one batch without waiting for the device, so that the step can be captured."""
         num_data, dtype = self.settings.num_data, self.sums.dtype
         self._guard.begin()
         self._zero_grad()

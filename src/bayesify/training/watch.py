@@ -33,7 +33,7 @@ merged in pairs."""
 MIN_WATCHED_STEPS = 10
 """In runs with fewer steps than this, only the objective is watched."""
 MAX_SCORED_EXAMPLES = 512
-"""Number of examples that are predicted before and after training. Whole batches are used, at least one."""
+"""Number of examples that are predicted before and after training. Whole batches are used, and at least one."""
 MAX_SCORING_SHARE = 0.005
 """Scoring one draw may cost at most this share of the run's forward and backward passes. At least one batch is always scored."""
 SCORING_DRAWS = 4

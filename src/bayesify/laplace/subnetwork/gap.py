@@ -17,32 +17,34 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
 
     $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
 
-    (Daxberger et al. 2021, equation 12), with $M = m m^\top$ for a mask m. The trace of the root is the sum of the roots of the
-    product's eigenvalues. They equal the eigenvalues of the symmetric $R^\top \Sigma R$ with $R R^\top = M \odot \Sigma$.
+    (Daxberger et al. 2021, equation 12), with $M = m m^\top$ for a mask m. The trace of the root is the sum of the
+    roots of the eigenvalues of the product. These eigenvalues equal the eigenvalues of the symmetric $R^\top \Sigma R$
+    with $R R^\top = M \odot \Sigma$.
 
     Args:
         covariance: $\Sigma$, [P, P].
         mask: m, [P], true for weights that keep their posterior.
 
     Returns:
-        A scalar, 0 for a mask that is true everywhere.
+        A scalar. It is 0 for a mask that is true everywhere.
 
     Raises:
-        ValueError: If the shapes do not fit, or the matrix is not a covariance.
+        ValueError: If the shapes do not fit together, or if the matrix is not a covariance.
     """
     covariance, chosen = torch.as_tensor(covariance), as_mask(mask).reshape(-1)
     covariance = covariance if covariance.is_floating_point() else covariance.double()
     dtype = covariance.dtype
     if covariance.ndim != 2 or covariance.shape != (chosen.numel(), chosen.numel()):
         raise ValueError(
-            f"posterior_gap: the covariance has shape {tuple(covariance.shape)} and the mask {chosen.numel()} entries; give "
-            "[P, P] and [P]"
+            f"posterior_gap: the covariance has shape {tuple(covariance.shape)}, and the mask has {chosen.numel()} "
+            "entries; give [P, P] and [P]"
         )
     scale = covariance.abs().amax()
     symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
     if not symmetric or bool((covariance.diagonal() < 0).any()):
         raise ValueError(
-            "posterior_gap: the covariance is not finite, not symmetric, or has a negative variance; give a covariance matrix"
+            "posterior_gap: the covariance is not finite, is not symmetric, or has a negative variance; give a "
+            "covariance matrix"
         )
     covariance = widened(covariance)
     least = stable_eigh(0.5 * (covariance + covariance.T), "posterior_gap: the covariance")[0].amin()

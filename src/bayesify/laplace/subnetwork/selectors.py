@@ -1,4 +1,4 @@
-"""Selectors of subnetworks for `Laplace`: the weights of a trained network that get a posterior."""
+"""Selectors for `Laplace`. A selector chooses the weights of a trained network that get a posterior."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ class Candidates:
         weights: The trainable weights by name, in the order of `named_parameters()`.
         values: Point estimates of the weights.
         frozen: Names of weights that are not trained.
-        curvatures: Function that computes the curvature's diagonal by name, in a pass over all data or the first examples.
+        curvatures: Function that computes the diagonal of the curvature by name, in a pass over all data or over the
+            first examples.
         precisions: Prior precisions by name.
         last: Function that returns the names of the weights of the layer that runs last.
-        iterates: Function that computes each weight's variance over the iterates of SGD by name, given arguments of `SWAG.fit`.
+        iterates: Function that takes arguments of `SWAG.fit` and computes the variance of each weight over the iterates
+            of SGD, by name.
         fixed: Flat indices of entries that cannot be chosen: padding rows of embeddings.
-        remarks: Notes on the choice, to which a selector appends.
+        remarks: List of notes on the choice. A selector appends its notes.
     """
 
     weights: Mapping[str, Weight]
@@ -97,18 +99,19 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
-    """Selector of a number or a share of the weights, by a function of the candidates and the number."""
+    """Selector of a number or a share of the weights. `choose` is a function of the candidates and this number."""
 
     def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
             raise ValueError(
-                f"subnetwork.{name}: size={size}; give an integer number of weights, or a share between 0 and 1"
+                f"subnetwork.{name}: size={size} is not valid; give an integer number of weights, or a share between 0 "
+                "and 1"
             )
         self.size: int | float = int(size) if isinstance(size, Integral) else float(size)
         self.choose = choose
 
     def count(self, candidates: Candidates) -> int:
-        """`size`, or if it is a share, that share of the weights, at least one."""
+        """`size`. If it is a share, the result is that share of the weights, but at least 1."""
         total = candidates.free
         if isinstance(self.size, float):
             return max(1, round(self.size * total))
@@ -139,10 +142,11 @@ def _by_variance(candidates: Candidates, count: int, num_examples: int | None, s
             "near the data; check the network's outputs, or give skip_flat=False"
         )
     if curved < len(curvature):
-        candidates.remarks.append(f"{1 - curved / len(curvature):.1%} without curvature left out")
-    last = torch.where(
-        curvature > 0, curvature / precision - 1, -2.0
-    )  # scores of nearly flat weights, below every variance
+        candidates.remarks.append(
+            f"{1 - curved / len(curvature):.1%} of all weights have no curvature and are left out"
+        )
+    # Nearly flat weights get scores below every variance.
+    last = torch.where(curvature > 0, curvature / precision - 1, -2.0)
     return candidates.scored(
         torch.where(curvature >= MIN_CURVATURE_RATIO * precision, variances, last), min(count, curved)
     )
@@ -162,7 +166,7 @@ def _at_random(candidates: Candidates, count: int, seed: int) -> Tensor:
 
 
 class _Whole(Selector):
-    """Selector of whole weights, with names from a function of the candidates."""
+    """Selector of whole weights. `find` is a function that returns their names for given candidates."""
 
     def __init__(self, find: Callable[[Candidates], Collection[str]]) -> None:
         self.find = find
@@ -195,7 +199,9 @@ def _named(candidates: Candidates, names: Sequence[str]) -> Collection[str]:
             continue
         chosen.add(name)
         if name in candidates.frozen:
-            raise ValueError(f"subnetwork: {name} is frozen (requires_grad=False); leave it out, or unfreeze it")
+            raise ValueError(
+                f"subnetwork: {name} is frozen (requires_grad=False); leave this name out, or unfreeze the parameter"
+            )
         if name not in candidates.weights:
             raise ValueError(
                 f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
@@ -207,7 +213,7 @@ class _Indices(Selector):
     def __init__(self, indices: Tensor | Sequence[int]) -> None:
         found = torch.as_tensor(indices)
         if found.numel() == 0:
-            raise ValueError("subnetwork.from_indices: indices are empty; give at least one")
+            raise ValueError("subnetwork.from_indices: indices are empty; give at least one index")
         if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
             raise ValueError(
                 "subnetwork.from_indices: indices are not a list of integers; give integers, or use from_mask for a mask"
@@ -252,7 +258,7 @@ class _Mask(Selector):
             unknown = set(self.mask) - set(candidates.weights)
             if unknown:
                 why = "is frozen" if min(unknown) in candidates.frozen else "is not a parameter of the network"
-                raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave it out")
+                raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave this name out")
             parts = []
             for name, weight in candidates.weights.items():
                 part = self.mask.get(name, torch.zeros(weight.shape, dtype=torch.bool))
@@ -276,10 +282,12 @@ class _Mask(Selector):
 
 
 def as_mask(values: Any) -> Tensor:
-    """True and false, or 1 and 0, as a boolean tensor."""
+    """A boolean tensor from values that are true and false, or 1 and 0."""
     found = torch.as_tensor(values)
     if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
-        raise ValueError("subnetwork: a mask holds true and false, or 1 and 0; for positions use from_indices")
+        raise ValueError(
+            "subnetwork: a mask must consist of true and false, or of 1 and 0; use from_indices for positions"
+        )
     return found.bool()
 
 
@@ -287,19 +295,22 @@ def as_mask(values: Any) -> Tensor:
 def largest_variance(size: Count | float, num_examples: Count | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
-    This is the strategy of Daxberger et al. 2021, section 4. With variances of the full posterior, it minimizes the squared
-    2-Wasserstein distance between the subnetwork's posterior and the whole network's. The diagonal approximates these variances.
+    This is the strategy of Daxberger et al. 2021, section 4. With the variances of the full posterior, it would
+    minimize the squared 2-Wasserstein distance between the posteriors of the subnetwork and of the whole network. The
+    diagonal posterior approximates these variances.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
-        num_examples: Number of examples, from the start of the data, for the variances; all by default.
+        num_examples: Number of examples, from the start of the data, that are used for the variances. By default all
+            examples are used.
         skip_flat: Whether to leave out weights without curvature, such as the weights of units that no example activates. The
-            fitted posterior's `repr` shows their share. Weights whose curvature is below `MIN_CURVATURE_RATIO` of the prior
-            precision are then chosen only if no others are left. All these weights have about the prior's variance, which is the
-            largest, but do not change predictions near the data. The paper's formula chooses them first.
+            fitted posterior's `repr` shows their share. Weights whose curvature is below `MIN_CURVATURE_RATIO` times
+            the prior precision are then chosen only if no other weights are left. All these weights have about the
+            prior's variance, which is the largest possible variance, but they do not change predictions near the data.
+            The paper's formula chooses them first.
 
     Raises:
-        ValueError: If the size is not positive, or a share is above 1.
+        ValueError: If the size is not positive, or if a share is above 1.
     """
     choose = partial(_by_variance, num_examples=num_examples, skip_flat=skip_flat)
     return _OfSize("largest_variance", size, choose)
@@ -317,14 +328,14 @@ def largest_swag_variance(
 ) -> Selector:
     """The weights with the largest variance over iterates of SGD from the trained network (SWAG's diagonal; Maddox et al. 2019).
 
-    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. Weights without gradient do not move and are not
-    chosen. The rule costs a training run: a copy of the network trains for the given number of epochs, and each epoch gives an
-    iterate.
+    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. Weights without a gradient do not move
+    and are not chosen. The rule costs a training run: a copy of the network trains for the given number of epochs, and
+    each epoch gives an iterate.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
-        epochs: Number of epochs, and of iterates.
-        learning_rate: Learning rate of SGD; the default of `SWAG.fit` if not given.
+        epochs: Number of epochs, which is also the number of iterates.
+        learning_rate: Learning rate of SGD; by default the learning rate of `SWAG.fit`.
         momentum: Momentum of SGD.
         weight_decay: Weight decay of SGD.
         seed: Seed of the order of the batches, if the loader uses torch's global random numbers.
@@ -334,7 +345,8 @@ def largest_swag_variance(
     """
     if epochs < 2:
         raise ValueError(
-            "subnetwork.largest_swag_variance: epochs=1; give at least 2, because a variance needs two iterates"
+            "subnetwork.largest_swag_variance: epochs=1 is too few, because a variance needs two iterates; give at "
+            "least 2"
         )
     options = SgdOptions(
         epochs=epochs, learning_rate=learning_rate, momentum=momentum, weight_decay=weight_decay, seed=seed
@@ -375,7 +387,7 @@ def everything() -> Selector:
 
 @checked
 def from_indices(indices: Tensor | Sequence[int]) -> Selector:
-    """Weights by their indices in the vector of all trainable weights.
+    """Weights that are given by their indices in the vector of all trainable weights.
 
     The vector joins all trainable parameters in the order of `named_parameters()`, each flattened in row-major order.
 
@@ -387,23 +399,26 @@ def from_indices(indices: Tensor | Sequence[int]) -> Selector:
 
 @checked
 def from_names(names: Sequence[str]) -> Selector:
-    """Whole parameters by their `named_parameters()` names.
+    """Whole parameters that are given by their names in `named_parameters()`.
 
     Args:
-        names: At least one name or glob, such as `"*lora_*"`. A glob takes the trainable parameters that it matches.
+        names: At least one name or glob, such as `"*lora_*"`. A glob selects the trainable parameters that it matches.
     """
     if isinstance(names, str) or not names:
-        raise ValueError(f"subnetwork.from_names: names={names!r}; give a list with at least one parameter's name")
+        raise ValueError(
+            f"subnetwork.from_names: names={names!r} is not a list of names; give a list with at least "
+            "one parameter's name"
+        )
     return _Whole(partial(_named, names=list(names)))
 
 
 @checked
 def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
-    """Weights where a mask is true.
+    """The weights for which a mask is true.
 
     Args:
-        mask: Boolean tensors by name in the shapes of the parameters, or one vector over all trainable weights. If a name is
-            missing, nothing of that parameter is chosen.
+        mask: Boolean tensors by name in the shapes of the parameters, or one vector over all trainable weights. If the
+            name of a parameter is missing, none of its entries is chosen.
     """
     return _Mask(mask)
 
@@ -419,7 +434,7 @@ def as_selector(subset: Any) -> Selector:
     named = isinstance(subset, Sequence) and not isinstance(subset, str)
     if not named or not all(isinstance(name, str) for name in subset):
         raise ValueError(
-            f"Laplace: subset={subset!r}; give 'all', 'last_layer', a list of parameter names, or a selector such as "
-            "bayesify.subnetwork.largest_variance(size=1000)"
+            f"Laplace: subset={subset!r} is not valid; give 'all', 'last_layer', a list of parameter names, or a "
+            "selector such as bayesify.subnetwork.largest_variance(size=1000)"
         )
     return from_names(list(subset))

@@ -31,13 +31,14 @@ class DrawRequest:
         num_draws: S, the number of draws.
         prior: The prior's scales, for the KL and for posteriors that are built on the prior.
         noise: Source of the random numbers.
-        antithetic: Whether to draw noise in pairs of opposite sign. This halves the random numbers and cancels odd errors.
+        antithetic: Whether to draw noise in pairs of opposite sign. This halves the random numbers and cancels errors
+            that are odd in the noise.
         local: Whether noise may differ between examples. It is true only inside the training objective.
-        runner: The network, for posteriors that run it in order to draw.
+        runner: The network, for posteriors that must run it to draw.
         weights: The draws of the network's other posteriors, for posteriors that run the network.
         num_data: N, the number of examples in the dataset, if the draw is for a bound over the dataset.
-        networks: Index of the ensemble network that each draw uses, [S], keyed by the number of ensemble networks. The first
-            ensemble that draws fills it.
+        networks: Index of the ensemble network that each draw uses, [S], by the number of ensemble networks. The first
+            ensemble that draws fills this dict.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
         autocast: Type in which the network runs under autocast. Autocast is off while a posterior draws.
     """
@@ -55,16 +56,16 @@ class DrawRequest:
     autocast: torch.dtype | None = None
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type of a weight in the network if it has low precision, otherwise float32."""
+        """Type of a weight in the network if this type has low precision, otherwise float32."""
         return torch.float32 if self.layout is None else self.layout.low_precision.get(name, torch.float32)
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
 
         Args:
-            sizes: Count of numbers per draw for each weight.
+            sizes: Number of random numbers per draw for each weight.
             like: A tensor with the type and device that the noise will have.
-            tile: Alignment: each draw of a weight starts at a multiple of `tile` in the source's sequence of numbers.
+            tile: Alignment. Each draw of a weight starts at a multiple of `tile` in the sequence of random numbers.
 
         Returns:
             One [S, size] tensor per entry of `sizes`, each aligned for vector loads. A tensor is contiguous if its size is a
@@ -87,7 +88,7 @@ class DrawRequest:
         return parts
 
     def room(self, sizes: Sequence[int]) -> list[int]:
-        """Count of random numbers that `normals` uses for each weight, a multiple of 64, given the count per draw."""
+        """How many random numbers `normals` uses for each weight, given the sizes per draw. Each result is a multiple of 64."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         return [-(-halves * size // 64) * 64 for size in sizes]
 
@@ -97,7 +98,7 @@ class Posterior(nn.Module):
 
     A user constructs a posterior with its options, and `bayesianize` binds a copy to the selected weights. A subclass defines
 
-    - `__init__`, which checks every argument and keeps it under its own name,
+    - `__init__`, which checks every argument and stores it under its own name,
     - `build(values)`, which makes parameters, starting from the network's weights,
     - `draw(request)`, which returns weights with a leading axis of draws, and the KL of each draw,
     - `mean()` and `variance()`, and `entropy()` if q has a density: the KL to any Gaussian prior follows from them,
@@ -117,15 +118,15 @@ class Posterior(nn.Module):
     small_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Arguments that suit small networks, for the estimators, the demonstration and comparisons."""
     is_point: ClassVar[bool] = False
-    """Whether most or all of its weights are point estimates; see `methods.Method`."""
+    """Whether most or all weights are point estimates; see `methods.Method`."""
     slow: ClassVar[bool] = False
     """Whether a step is slow. A slow method takes fewer steps by default."""
     starts_at_rows: ClassVar[str | None] = None
     """Name of an argument that takes rows of the training data as its initial value."""
     runs_network: ClassVar[bool] = False
-    """Whether drawing runs the network. Posteriors that run the network draw after all others."""
+    """Whether drawing runs the network. Posteriors that run the network draw after all other posteriors."""
     capturable: bool = False
-    """Whether drawing is a fixed sequence of operations on the device, which a CUDA graph can capture."""
+    """Whether a draw is a fixed sequence of operations on the device, so that a CUDA graph can capture it."""
     training_draws: int = 1
     """Default number of draws per step in `fit`."""
     local_reparameterization: bool = False
@@ -133,12 +134,13 @@ class Posterior(nn.Module):
     looked: bool
     """Whether the training objective has been computed before, so that `materialized` is final."""
     materialized: set[str]
-    """Weights that the network uses more than once. They have one draw for all examples in the training objective too."""
+    """Weights that the network uses more than once. Even in the training objective, all examples share one draw of them."""
     correlated_priors: ClassVar[bool] = False
     """Whether the KL is known under a prior that correlates the positions of a kernel; see `second_moments`."""
     prior_scale: ClassVar[float] = 8.0
-    """Default scale of Neal's prior. With scale 1, three epochs cost a trained network 1 to 4 percentage points of accuracy, even
-    as a point estimate. A rule fixed in advance chose 8 among 4, 8, 16 and 32 (`benchmarks/prior_widths.py`)."""
+    """Default scale of Neal's prior. With scale 1, a trained network lost 1 to 4 percentage points of accuracy in three
+    epochs, even as a point estimate. A rule fixed in advance chose 8 among 4, 8, 16 and 32
+    (`benchmarks/prior_widths.py`)."""
     independent: ClassVar[bool] = False
     """Whether weights are independent Gaussians, so that `mean()` and `variance()` describe q completely."""
     init_std: float | None = None
@@ -150,14 +152,14 @@ class Posterior(nn.Module):
     narrowing: float = 1.0
     """Factor on the initial standard deviations that the user has not set."""
     starts_wide: bool = False
-    """Whether its noise acts on whole inputs or outputs of layers. `fit` then checks how much the noise costs a classifier."""
+    """Whether the noise acts on whole inputs or outputs of layers. If so, `fit` checks how much the noise costs a classifier."""
     keeping_init: ClassVar[str] = "network"
-    """The value of `init` that starts at the network's weights, for posteriors with an `init` argument."""
+    """For posteriors with an argument `init`, its value that starts at the network's weights."""
     relative_stds: Mapping[str, float] = MappingProxyType({})
     """Default initial standard deviations by layer, relative to the layer's root mean square. Layers that are not listed use
     `RELATIVE_STD`."""
     prior_means: ClassVar[bool] = True
-    """Whether the KL is known under a prior whose mean is not 0. Families that are built on the prior have no such KL."""
+    """Whether the KL is known under a prior whose mean is not 0. For families that are built on the prior, it is not known."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,17 +193,18 @@ class Posterior(nn.Module):
             values: The network's weights by name. Means start at these values.
             modules: The module that owns each weight, by weight name, for posteriors that reinitialize modules.
             prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
-            runner: The network without its weights, kept as `runner` by posteriors that run it.
-            relative_stds: See the attribute.
+            runner: The network without its weights. Posteriors that run the network keep it as `runner`.
+            relative_stds: See the attribute `relative_stds`.
 
         Raises:
-            ValueError: If the prior correlates the positions of a kernel or has a mean, and the family has no KL to such a prior.
+            ValueError: If the prior correlates the positions of a kernel or has a mean other than 0, and the family has
+                no KL to such a prior.
         """
         if prior is not None and not self.correlated_priors:
             for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):
                 raise ValueError(
-                    f"{type(self).__name__}: no KL is known under a prior that correlates the positions of a kernel "
-                    f"({weight.name}); use priors.Scale() or priors.Neal(), or one of {', '.join(_correlated())}"
+                    f"{type(self).__name__}: the KL is not known under a prior that correlates the positions of a "
+                    f"kernel ({weight.name}); use priors.Scale() or priors.Neal(), or one of {', '.join(_correlated())}"
                 )
         if prior is not None and len(prior.mean) and not self.prior_means:
             raise ValueError(
@@ -218,7 +221,7 @@ class Posterior(nn.Module):
         return self.narrowing * self.relative_stds.get(layer.weights[0].layer, starts.RELATIVE_STD)
 
     def start_std(self, layer: Layer, values: Mapping[str, Tensor]) -> float:
-        """The standard deviation of a layer's weights before training, given the network's weights by name."""
+        """The standard deviation of a layer's weights before training. `values` are the network's weights by name."""
         if self.init_std is not None:
             return self.init_std
         return self.relative_std(layer) * starts.root_mean_square(layer, values)
@@ -230,7 +233,7 @@ class Posterior(nn.Module):
     # -- buffers that differ between draws -------------------------------------------------------------------------
 
     def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Take over buffers that differ between draws. The network calls this once all its posteriors are bound.
+        """Take over buffers that differ between draws. The network calls this method when all its posteriors are bound.
 
         Args:
             buffers: Running statistics of the network's normalization layers, by name.
@@ -238,7 +241,7 @@ class Posterior(nn.Module):
         """
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
-        """The buffers of each draw of a finished request, which the network reads and updates; `None` without such buffers."""
+        """The buffers of each draw of a finished request, which the network reads and updates; `None` if there are none."""
         return None
 
     def average_buffers(self, network: nn.Module) -> None:
@@ -277,15 +280,15 @@ class Posterior(nn.Module):
         return 0.0
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """KL(q || p) in nats by entropy and second moments; a scalar, or [S] for S draws of a hierarchical prior."""
+        """KL(q || p) in nats, from entropy and second moments: a scalar, or [S] for S draws of a hierarchical prior."""
         return prior.cross_entropy(self.second_moments(prior), self.sizes()) - self.entropy()
 
     def second_moments(self, prior: PriorDraw, variance: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        r"""Second moments by name: $\mathbb{E}_q \lVert w \rVert^2$, or, for kernels with correlated positions (`prior.factor`),
-        the matrix $\sum_f \mathbb{E}_q w_f w_f^\top$ over filters, [K, K].
+        r"""Second moments $\mathbb{E}_q \lVert w \rVert^2$, by name.
 
-        Positions are independent in q by default. Families that correlate positions override `spatial_covariance`. A draw that
-        has already computed the variance passes it as `variance`.
+        For kernels with correlated positions (`prior.factor`), this is the matrix $\sum_f \mathbb{E}_q w_f w_f^\top$
+        over filters, [K, K]. Positions are independent in q by default. Families that correlate positions override
+        `spatial_covariance`. Callers that have already computed the variance pass it as `variance`.
         """
         mean, variance = self.mean(), self.variance() if variance is None else variance
         found = {}
@@ -323,7 +326,7 @@ class Posterior(nn.Module):
         raise ValueError(f"prune: {type(self).__name__} cannot be pruned; use MeanField or InducingWeights")
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """Whether a draw needs so few kernel launches that capturing it as a CUDA graph gains nothing."""
+        """Whether a draw needs so few kernel launches that a CUDA graph would not make it faster."""
         return False
 
     # -- for subclasses --------------------------------------------------------------------------------------------
@@ -334,13 +337,14 @@ class Posterior(nn.Module):
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
     def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation on the parameters. Without gradients it is cached until they change; see `Results`."""
+        """The result of a computation on the parameters. If gradients are off, it is cached until the parameters
+        change; see `Results`."""
         return self.results.cached(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:
-        """Number of trainable scalars by weight name. Parameters of a whole layer count with its first weight.
+        """Number of trainable scalars by weight name. Parameters of a whole layer are counted for its first weight.
 
-        The layer's other weights have `None` unless they have parameters of their own.
+        The other weights of the layer have `None` unless they have their own parameters.
         """
         counts: dict[str, int | None] = {}
         stored: dict[str, int] = {}
@@ -369,7 +373,7 @@ def _correlated() -> list[str]:
 
 
 def by_layer(layers: Iterable[Layer], matrix: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
-    """Weights by name from a matrix `[W b]` of each layer, [*batch, rows, cols]."""
+    """Weights by name, taken from a matrix `[W b]` of each layer, [*batch, rows, cols]."""
     return {name: value for layer in layers for name, value in layer.from_matrix(matrix(layer)).items()}
 
 
@@ -377,13 +381,13 @@ def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
     """Prior standard deviation of each weight. Used by families in which q can equal the prior, when the prior is fixed.
 
     Raises:
-        ValueError: If the prior draws its scales, correlates a weight's entries or has a mean. q depends on none of these.
+        ValueError: If the prior draws its scales, correlates the entries of a weight, or has a mean other than 0.
     """
     for name in posterior.sizes():
         if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
             raise ValueError(
-                f"{type(posterior).__name__}: q of {name} cannot equal a prior that draws its own scales, correlates positions or "
-                "is centered on a network; use a prior such as Neal()"
+                f"{type(posterior).__name__}: q of {name} cannot equal a prior that has random scales, correlates "
+                "positions or is centered on a network; use a prior such as Neal()"
             )
     return {name: float(prior.std[name]) for name in posterior.sizes()}
 

@@ -1,4 +1,4 @@
-"""Draws of a whole posterior by a few kernels that read its parameters directly."""
+"""Draws of a whole posterior that a few kernels make directly from its parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from bayesify.weights.placed import PlacedWeights
 
 
 def kernels_suit(request: DrawRequest, like: Tensor) -> bool:
-    """Whether kernels can serve a request. They need their own noise and a prior with fixed scales and mean 0."""
+    """Whether kernels can serve a request. They must generate the noise themselves, and the prior must have fixed
+    scales and mean 0."""
     return (
         type(request.noise) is NoiseSource
         and request.noise.by_kernel(like)
@@ -34,8 +35,9 @@ def draw_by_kernels(
 ) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
     """The same draws as `posterior.draw` for the same seed, or `None` if there is no plan.
 
-    `names` are in the plan's order, and `parameters` in the order of the plan's gradients. `make` turns the prior standard
-    deviations of the names into a plan, once for each set of parameter addresses and each kind of request.
+    `names` are in the order of the plan, and `parameters` in the order of the plan's gradients. `make` makes a plan
+    from the prior standard deviations of the names. It is called once for each set of parameter addresses and each kind
+    of request.
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))
@@ -46,7 +48,7 @@ def draw_by_kernels(
     if not torch.is_grad_enabled():
         places, kl = plan.draw(seed)
         return PlacedWeights(names, places), kl
-    # The backward pass must not hold the request's draws, because the reference cycle would outlive the step.
+    # The backward pass must not hold the draws of the request: such a reference cycle would outlive the step.
     alone = replace(request, weights=None, networks={}, runner=None)
 
     def reference(seed: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -1,4 +1,4 @@
-"""Draws captured as CUDA graphs: one launch in place of hundreds."""
+"""Draws captured as CUDA graphs, with one launch instead of hundreds."""
 
 from __future__ import annotations
 
@@ -24,29 +24,32 @@ from bayesify.weights.named_parameters import MASK_SUFFIX, first_parameter, tens
 from bayesify.weights.placed import PlacedWeights
 
 MAX_MEMORY_SHARE = 1 / 16
-"""Largest share of a device's memory that a captured request's draws may take in float32. A graph keeps this memory."""
+"""Largest share of a device's memory that the draws of a captured request may take in float32. A graph keeps this memory."""
 
 MAX_KINDS = 16
-"""Number of kinds of requests that a posterior remembers, the most recent ones. Requests with different generators are different
-kinds."""
+"""Number of request kinds that a posterior remembers. It remembers the most recent kinds. Requests with different
+generators have different kinds."""
 
 MAX_PARAMETERS_TO_FOLLOW = 2**23
-"""Up to this many parameters, the graph of a single draw recomputes the values that draws share. Recomputing costs device time. A
-graph that keeps these values must first check that the parameters are unchanged, and the host waits for this check. On an H200, a
-draw and a pass of a ResNet-50 (6 million parameters) took 1.23 forward passes with recomputing and 1.45 without. A ViT-B/16 (13
-million) took 1.29 with and 1.17 without (see `in_turns` in benchmarks/results/networks_gpu.json)."""
+"""Up to this many parameters, the graph of a single draw recomputes the values that draws share. Recomputing them costs
+device time. A graph that keeps these values must first check that the parameters are unchanged, and the host waits for
+this check. On an H200, a draw and a pass of a ResNet-50 (6 million parameters) took as long as 1.23 forward passes with
+recomputing and 1.45 without. For a ViT-B/16 (13 million parameters), it was 1.29 with recomputing and 1.17 without (see
+`in_turns` in benchmarks/results/networks_gpu.json)."""
 
 Drawn = tuple[MutableMapping[str, Tensor], Tensor]
 """Weights by name, and their KL."""
 
 
 class CapturedDraws:
-    """Draws of the posteriors of one network, by CUDA graphs if a graph is possible and faster. The network holds this object.
+    """Draws from the posteriors of one network. CUDA graphs make the draws if this is possible and faster. The network
+    holds this object.
 
-    A graph works on fixed memory. Without gradients its results are copied out. With gradients (inside the training objective,
-    where nobody keeps the draws) the results are used in place. If a second bound is computed before the backward pass of the
-    first, it therefore draws without a graph. The random numbers are the same with and without a graph. Graphs belong to the memory
-    of one network, so copies and pickles of this object are empty.
+    A graph works on fixed memory. If gradients are off, its results are copied to new memory. If gradients are on
+    (inside the training objective, where nobody keeps the draws), the results are used in place. A second bound that is
+    computed before the backward pass of the first bound therefore draws without a graph. The random numbers are the
+    same with and without a graph. Graphs belong to the memory of one network, so copies and pickles of this object are
+    empty.
     """
 
     def __init__(self) -> None:
@@ -72,11 +75,11 @@ class CapturedDraws:
             return posterior.draw(request)
 
     def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
-        """A draw by the most recent graph, made while the parameters are compared with their values at the capture.
+        """A draw by the most recent graph. Meanwhile, the parameters are compared with their values at the capture.
 
-        The graph contains values that were computed from the parameters. If the parameters differ, the result is `None` and the
-        generator is reset as if nothing had been drawn. The generator is not reset if another thread has used it in the
-        meantime, so that no random number is used twice.
+        The graph contains values that were computed from the parameters. If the parameters differ, the result is `None`
+        and the generator is reset as if nothing had been drawn. If another thread has used the generator in the
+        meantime, it is not reset, so that no random number is used twice.
         """
         known = self.of(posterior).known(kind)
         if known is None or known.made is None:
@@ -100,9 +103,9 @@ class CapturedDraws:
     def _find(
         self, posterior: Posterior, request: DrawRequest, kind: tuple[Any, ...], addresses: tuple[int, ...]
     ) -> CapturedDraw | None:
-        """The graph for a request. If requests of this kind have been frequent enough, a missing graph is captured now."""
+        """The graph for a request. If there is none and requests of this kind have been frequent enough, it is captured now."""
         training, generator = torch.is_grad_enabled(), request.noise.generator
-        # A graph reads the current parameters, but values computed from them before the capture stay fixed in it.
+        # A graph reads the current parameters. Values that were computed from them before the capture stay fixed.
         keeps = not training and not _follows(posterior, request) and posterior.results.values()
         frozen = posterior.results.state(posterior) if keeps else None
         return self.of(posterior).find(
@@ -136,7 +139,7 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return False
     if torch.is_grad_enabled() != request.local or torch.is_inference_mode_enabled():
-        return False  # draws that a user keeps must not live in the graph's memory
+        return False  # draws that a user keeps must not be in the graph's memory
     where = device if request.noise.generator is None else request.noise.generator.device
     if where.type != device.type or where.index not in (None, device.index):  # `torch.Generator("cuda")` names no GPU
         return False
@@ -156,7 +159,7 @@ class CapturedDraw:
         named = {name: value for name, value in posterior.named_parameters() if value.requires_grad}
         self.parameters = list(named.values())
         self.pending: weakref.ref[_Use] | None = None
-        # A loss that the caller still holds ties the parameters' gradients to its stream, which a capture forbids.
+        # If the caller still holds a loss, it ties the parameters' gradients to its stream, which a capture forbids.
         leaves = {name: value.detach().requires_grad_() for name, value in named.items()} if training else {}
 
         def run(request: DrawRequest = request) -> list[Tensor]:
@@ -173,7 +176,7 @@ class CapturedDraw:
 
         device = self.parameters[0].device
         self.generator = request.noise.generator or torch.cuda.default_generators[device.index or 0]
-        # Other generators stay untouched.
+        # Other generators do not change.
         trial = replace(request, noise=NoiseSource(torch.Generator(device).manual_seed(0)))
         with side_stream():
             for _ in range(3):
@@ -189,10 +192,10 @@ class CapturedDraw:
             slopes = [torch.zeros_like(output) for output in outputs]
             self.backward = Captured(lambda: gradient(outputs, slopes), slopes, pool=self.forward.pool())
             self.forward.results = [output.detach() for output in outputs]
-        self.kept = posterior.results.values()  # keep alive: the graph reads this memory
+        self.kept = posterior.results.values()  # keep these values alive, because the graph reads their memory
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
-        """One piece of memory per type that holds all weights of this type in the network's layout, for a single copy."""
+        """For each type, one block of memory with all weights of this type in the network's layout, so that one copy suffices."""
         self.places: dict[str, tuple[int, Place]] = {}
         placed = weights.places() if isinstance(weights, PlacedWeights) else None
         if placed is not None:  # a kernel has already written this layout
@@ -218,12 +221,12 @@ class CapturedDraw:
         return pieces
 
     def busy(self) -> bool:
-        """Whether a bound drawn from this graph still waits for its backward pass."""
+        """Whether a bound with draws from this graph still waits for its backward pass."""
         use = self.pending() if self.pending is not None else None
         return use is not None and not use.finished
 
     def replay(self) -> Drawn:
-        """Draw. With gradients, results are used in place; without gradients, they are copied out."""
+        """Draw. If gradients are on, the results are used in place; otherwise they are copied to new memory."""
         if self.training:
             use = _Use()
             if self.pending is not None and (last := self.pending()) is not None:
@@ -240,9 +243,10 @@ class CapturedDraw:
 
 
 def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of two tensors of equal shape as 16-byte elements, if the rows have gaps and their alignment allows it.
+    """Views of two tensors of equal shape as 16-byte elements, if there are gaps between rows and the alignment allows
+    it.
 
-    Without these views, a copy of rows with gaps moves one number at a time.
+    Without these views, a copy of rows with gaps would move one number at a time.
     """
     if target.dtype != source.dtype or source.is_contiguous() or not target.is_contiguous() or source.stride(-1) != 1:
         return target, source
@@ -275,7 +279,7 @@ class _Replay(Function):
             )
         found = ctx.captured.backward.replay(grads)
         ctx.use.finished = True
-        # Copy the gradients, because an optimizer that accumulates them keeps them past the next replay.
+        # Copy the gradients, because accumulated gradients are kept beyond the next replay.
         return None, None, *(None if grad is None else grad.clone() for grad in found)
 
 

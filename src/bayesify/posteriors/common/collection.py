@@ -1,4 +1,4 @@
-"""The posteriors of one network, side by side."""
+"""The posteriors of one network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Posteriors(nn.ModuleList):
         def __iter__(self) -> Iterator[Posterior]: ...
 
     def in_drawing_order(self) -> list[Posterior]:
-        """The posteriors. Posteriors that run the network come last."""
+        """The posteriors, with those that run the network last."""
         return sorted(self, key=lambda part: part.runs_network)
 
     @property
@@ -62,11 +62,11 @@ class Posteriors(nn.ModuleList):
         return means
 
     def kl(self, prior: Any) -> Tensor:
-        """KL to a draw of the prior in closed form, a scalar."""
+        """KL, in closed form, to a draw of the prior; a scalar."""
         return torch.as_tensor(sum((part.kl(prior) for part in self), prior.kl)).mean()
 
     def set_to_prior(self, prior: Prior) -> None:
-        """Make q equal to the prior, in place. If one posterior cannot, raise `ValueError` and change nothing."""
+        """Make q equal to the prior, in place. If a posterior cannot equal the prior, raise `ValueError` and change nothing."""
         before = [copy.deepcopy(part.state_dict()) for part in (self, prior)]
         try:
             prior.set_to_prior()

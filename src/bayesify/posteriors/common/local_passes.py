@@ -1,4 +1,4 @@
-"""Passes with noise per example, which are repeated if the network uses a weight more than once."""
+"""Passes with noise per example. They are repeated if the network uses a weight more than once."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ def run_local(
 ) -> Result:
     """The result of a draw and a pass with noise per example. Weights that are used more than once get one draw for all examples.
 
-    The result is the same as if these weights had been known from the start. If the first pass finds such a weight, the pass is
-    repeated from the same state of the caller's generator. A training run owns torch's global generators, so their state is
-    restored too. Outside a training run, other threads may use the global generators, so they are never reset. Instead, the first
-    bound runs one extra pass over a copy without hooks. This pass is in evaluation mode, where the network takes no random numbers.
+    The result is the same as if the weights that are used more than once had been known from the start. If the first
+    pass finds such a weight, the pass is repeated from the same state of the caller's generator. A training run owns
+    torch's global generators, so their state is restored too. Outside a training run, other threads may use the global
+    generators, so these generators are never reset. Instead, the first bound runs one extra pass over a copy of the
+    network without hooks. This pass is in evaluation mode, in which the network uses no random numbers.
 
     Args:
         compute: Function that draws and runs the network, with noise per example if the posterior uses it.
-        draw: Function that draws once from a `generator`, with noise per example.
+        draw: Function that makes one draw from a `generator`, with noise per example.
         inputs: Positional and keyword inputs of the network.
         posteriors: Posteriors of the network. They remember the weights that are used more than once.
         network: The network, whose buffers are reset before the first pass is repeated.
@@ -67,7 +68,8 @@ def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _until_known(
     compute: Callable[[], Result], parts: list[Posterior], restore: Callable[[], None] | None = None
 ) -> Result:
-    """The first result whose pass finds no further weight that is used more than once; `restore` runs before a repetition."""
+    """The first result whose pass finds no further weight that is used more than once. `restore` is called before each
+    repetition."""
     while True:
         try:
             return compute()
@@ -79,7 +81,7 @@ def _until_known(
 
 
 def _backup(network: nn.Module, generator: Randomness) -> Callable[[], None]:
-    """A function that restores, in place, the network's buffers and the random generators as they are now."""
+    """A function that restores, in place, the network's buffers and the random generators to their present state."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
     states = [(one, one.get_state()) for one in (*owned_generators(), *source_of(generator).generators())]
 

@@ -12,30 +12,33 @@ from bayesify.weights.batch_statistics import tracking_layers
 from bayesify.weights.catalog import Layer, Weight
 
 RELATIVE_STD = 0.1
-"""Default initial standard deviation, relative to the root mean square of a layer's weights. Much smaller values hardly affect the
-objective and stay near their start for many epochs. The value was chosen on trained networks (`benchmarks/defaults.py`)."""
+"""Default initial standard deviation, relative to the root mean square of a layer's weights. Much smaller standard
+deviations hardly affect the objective and stay near their start for many epochs. The value was chosen on trained
+networks (`benchmarks/defaults.py`)."""
 
 NORMALIZED_RELATIVE_STD = 0.03
 """Default value for networks with BatchNorm after convolutions, or with statistics that are averaged over draws. BatchNorm removes
-most weight noise if each draw uses the statistics of its own batch, but not if all draws share the statistics. For mean-field from
-a trained CNN (NLL 0.375), 0.1 gave an NLL of 0.466 and 0.03 gave 0.382. From scratch, 0.1 gave 0.88 and 0.03 gave 0.51
-(`default_trials_batch_statistics.json`)."""
+most weight noise if each draw uses the statistics of its own batch, but not if all draws share the statistics. When
+mean-field started at a trained CNN (NLL 0.375), the NLL was 0.466 with 0.1 and 0.382 with 0.03. When it started from
+scratch, the NLL was 0.88 with 0.1 and 0.51 with 0.03 (`default_trials_batch_statistics.json`)."""
 
 
 def relative_stds(
     network: nn.Module, weights: Iterable[Weight], frozen: Collection[str], chosen: Iterable[Weight]
 ) -> dict[str, float]:
-    r"""Initial relative standard deviations of layers in networks with BatchNorm, by layer. Other layers use `RELATIVE_STD`.
+    r"""Initial relative standard deviations, by layer, in networks with BatchNorm. Layers that are not listed use
+    `RELATIVE_STD`.
 
-    Noise of size $s\,\mathrm{rms}(W)$ in a layer's weights moves each output by about $s$ times the root mean square of all
-    outputs. With running means $m_c$ and variances $v_c$, this root mean square is $(\overline{m^2 + v})^{1/2}$. Frozen BatchNorm
-    divides both the noise and the output's own signal by $v_c^{1/2}$. With
-    $s = 0.1\,(\overline{m^2 + v}\;\mathrm{med}(1 / v))^{-1/2}$ the noise is therefore a tenth of the signal. Linear layers start
-    with this $s$. Noise in convolutions is the same at every position. Convolutions detect out-of-distribution inputs best if all
-    have the same small value, `NORMALIZED_RELATIVE_STD`. An MLP would have hardly any uncertainty with that value.
+    Noise of size $s\,\mathrm{rms}(W)$ in a layer's weights changes each output by about $s$ times the root mean square
+    of all outputs. With running means $m_c$ and variances $v_c$, this root mean square is $(\overline{m^2 + v})^{1/2}$.
+    Frozen BatchNorm divides both the noise and the signal of an output by $v_c^{1/2}$. With
+    $s = 0.1\,(\overline{m^2 + v}\;\mathrm{med}(1 / v))^{-1/2}$ the noise is therefore a tenth of the signal. Linear
+    layers start with this $s$. Noise in convolutions is the same at every position. Convolutions detect
+    out-of-distribution inputs best if all start with the same small value, `NORMALIZED_RELATIVE_STD`. With that value,
+    an MLP would have hardly any uncertainty.
 
     Args:
-        network: The network that the user gave.
+        network: The user's network.
         weights: All weights of the network.
         frozen: Names of the layers whose statistics are frozen.
         chosen: The weights under a posterior. If none of them comes before BatchNorm, the result is empty.
@@ -50,7 +53,7 @@ def relative_stds(
     found = {weight.layer: NORMALIZED_RELATIVE_STD for weight in before}
     for path, after, beyond in zip(order, order[1:], [*order[2:], ""], strict=False):
         weight, norm = owners.get(path), layers.get(after)
-        if weight is None or norm is None or beyond in layers:  # consecutive norms may belong to other layers
+        if weight is None or norm is None or beyond in layers:  # the second of two norms may belong to another layer
             continue
         if after in frozen and norm.num_features == weight.matrix_shape[0]:
             found[weight.layer] = max(0.1 * RELATIVE_STD, RELATIVE_STD / math.sqrt(_amplification(norm)))
@@ -58,7 +61,8 @@ def relative_stds(
 
 
 def _amplification(norm: _NormBase) -> float:
-    """Mean square of all outputs times the median inverse variance, at least 1. The median ignores dead outputs of variance 0."""
+    """Mean square of all outputs times the median inverse variance, but at least 1. The median ignores dead outputs of
+    variance 0."""
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None or mean.is_meta:
         return 1.0
@@ -67,7 +71,8 @@ def _amplification(norm: _NormBase) -> float:
 
 
 def root_mean_square(layer: Layer, values: Mapping[str, Tensor]) -> float:
-    """Root mean square of a layer's weights and bias; Neal's standard deviation if all are 0 or one is not finite."""
+    """Root mean square of a layer's weights and bias. If all entries are 0 or one is not finite, it is Neal's standard
+    deviation."""
     square = sum(float(values[weight.name].detach().double().square().sum()) for weight in layer.weights)
     size = math.sqrt(square / max(1, layer.numel))
     return size if 0 < size < math.inf else 1 / math.sqrt(layer.weights[0].fan_in or 1)

@@ -1,4 +1,4 @@
-"""Convolutions inside a network as regressions on patches, without extracting the patches."""
+"""Convolutions inside a network as regressions on patches. The patches are never extracted."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Convolution(LinearMap):
     costly: ClassVar[bool] = True
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The map that the kernel moves over. Padding other than zeros is already applied."""
+        """The map over which the kernel moves. Padding with values other than zero is already applied."""
         assert isinstance(module, _ConvNd)
         x: Tensor = argument(args, kwargs, 0, "input")
         if x.ndim != len(module.kernel_size) + 2:
             raise ValueError(
-                f"{OWNER}: {self.layer.name} gets an input without an axis of examples, {tuple(x.shape)}; the layers must keep "
-                "the examples along the first axis"
+                f"{OWNER}: {self.layer.name} gets an input of shape {tuple(x.shape)}, which has no axis of examples; "
+                "the layers must keep the examples along the first axis"
             )
         if module.padding_mode != "zeros":
             x = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
@@ -66,7 +66,7 @@ class Convolution(LinearMap):
         return made
 
     def _moving(self, kernel: Tensor) -> Tensor:
-        """The kernel, [c_out, c_in / g, K], in the form that moves over the map from `seen`."""
+        """The kernel, [c_out, c_in / g, K], in the form in which it moves over the map from `seen`."""
         return kernel
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
@@ -90,19 +90,20 @@ class Convolution(LinearMap):
         return self._arrange(geometry, *found)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrices with kernel positions in the order of the layer's own columns."""
+        """The matrices, with kernel positions in the order of the layer's columns."""
         return gram, cross
 
 
 class TransposedConvolution(Convolution):
-    """A transposed convolution: a convolution with the flipped kernel over the map with zeros between its entries."""
+    """A transposed convolution. It is a convolution of the flipped kernel with the map, with zeros between the map's entries."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """The map with zeros between and around its entries."""
         assert isinstance(module, _ConvTransposeNd)
         if len(args) > 1 or kwargs.get("output_size") is not None:
             raise ValueError(
-                f"{OWNER}: {self.layer.name} is called with an output_size; use output_padding, or give it another posterior"
+                f"{OWNER}: {self.layer.name} is called with an output_size; use output_padding, or give this layer "
+                "another posterior"
             )
         x: Tensor = argument(args, kwargs, 0, "input")
         sizes = [s * (n - 1) + 1 for s, n in zip(module.stride, x.shape[2:], strict=True)]
@@ -126,7 +127,7 @@ class TransposedConvolution(Convolution):
         return kernel.flip(-1)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrices with kernel positions in reverse order."""
+        """The matrices, with kernel positions in reverse order."""
         positions = math.prod(geometry.kernel)
         order = torch.arange(gram.shape[-1], device=gram.device)
         columns = gram.shape[-1] - self.has_bias

@@ -1,4 +1,4 @@
-"""Inducing inputs of a network: as given by the user, as plain data, and as parameters."""
+"""Inducing inputs of a network: as the user gives them, as plain data, and as parameters."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def check_inputs(inputs: Any) -> Any:
     """Inducing inputs in the form that the posterior keeps, detached and copied.
 
     Args:
-        inputs: A tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description of
-            them: a count, or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`).
+        inputs: A tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description. A
+            description is a count, or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`).
 
     Raises:
         ValueError: If the inputs are empty, hold NaN or infinity, or have different lengths.
@@ -39,7 +39,8 @@ def check_inputs(inputs: Any) -> Any:
     lengths = {len(entry) if isinstance(entry, Tensor) else _sizes(entry)[0] for entry in kept.values()}
     if len(lengths) != 1:
         raise ValueError(
-            f"{OWNER}: inputs have {sorted(lengths)} examples; give equally many of each input, and at least one"
+            f"{OWNER}: inputs have {sorted(lengths)} examples; give the same number of examples of each input, and at "
+            "least one"
         )
     return kept if isinstance(inputs, Mapping) else list(kept.values())
 
@@ -63,7 +64,7 @@ def _check_entry(value: Any, what: str) -> Any:
     if not isinstance(value, Tensor):
         arrays = hasattr(value, "__array__")
         hint = "for example with torch.from_numpy(...)" if arrays else "such as rows of the training data"
-        raise TypeError(f"{OWNER}: {what} are {type(value).__name__}; give tensors, {hint}")
+        raise TypeError(f"{OWNER}: {what} have type {type(value).__name__}; give tensors, {hint}")
     if value.ndim == 0 or value.numel() == 0:
         raise ValueError(f"{OWNER}: {what} have shape {tuple(value.shape)}; give at least one inducing input")
     if value.is_floating_point() and not bool(torch.isfinite(value).all()):
@@ -73,7 +74,7 @@ def _check_entry(value: Any, what: str) -> Any:
 
 
 def describe_inputs(inputs: Any) -> Any:
-    """Plain data that describe the shapes and types of inputs. The posterior's state holds the values."""
+    """Plain data that describe the shapes and types of inputs. The values are in the posterior's state."""
 
     def describe(entry: Any) -> Any:
         if not isinstance(entry, Tensor):
@@ -89,8 +90,9 @@ class InducingInputs(nn.Module):
     """Inducing inputs as parameters. Inputs that are not floating point, such as words and masks, stay fixed.
 
     Args:
-        inputs: Result of `check_inputs`. Shapes become standard normal numbers, or zeros if the type is not floating point.
-        network: The network, whose first layer gives the width of an input if only a count is known.
+        inputs: Result of `check_inputs`. A shape becomes standard normal numbers, or zeros if the type is not floating
+            point.
+        network: The network. If only a count is given, its first layer gives the width of an input.
         like: A tensor with the type and device of floating-point inputs.
 
     Raises:
@@ -161,12 +163,12 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
             break
     found = sum(map(len, targets))
     if found < count:
-        raise ValueError(f"{OWNER}: points={count}, but the loader has {found} examples; ask for fewer")
+        raise ValueError(f"{OWNER}: points={count}, but the loader has {found} examples; ask for fewer points")
     return _joined(inputs, count), torch.cat(targets)[:count]
 
 
 def _joined(parts: list[Any], count: int) -> Any:
-    """The first inputs of all batches. torch's trees are not used, because they treat a Hugging Face batch as a leaf."""
+    """The first `count` inputs of all batches. Torch's pytree functions would treat a Hugging Face batch as a leaf."""
     if isinstance(parts[0], Mapping):
         return {key: _joined([part[key] for part in parts], count) for key in parts[0]}
     if isinstance(parts[0], (tuple, list)):

@@ -1,4 +1,4 @@
-"""Shared parts of the regressions on pseudo-outputs: the prior's scale by layer, and the precision of pseudo-outputs."""
+"""Parts that all regressions on pseudo-outputs share: the prior's scale by layer, and the precision of pseudo-outputs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from bayesify.weights.catalog import Layer
 NEGLIGIBLE_LOG_PRECISION = -60.0
 """Log precision at which pseudo-outputs are negligible compared with the prior in double precision."""
 NETWORK_PRECISION = 300.0
-r"""Precision $\lambda$, times the number of positions, of pseudo-outputs that start at the network's outputs. Suppose that outputs
-under the prior have variance 1, and that there are as many inducing inputs as columns. Let weights be drawn from the prior. At the
-inducing inputs, the outputs of q's mean then differ from the outputs of these weights by at most $1 / (2 \sqrt{\lambda})$ (root
-mean square, one layer). The outputs of draws from q scatter by at most $1 / \sqrt{\lambda}$."""
+r"""Precision $\lambda$, times the number of positions, of pseudo-outputs that start at the network's outputs. Suppose
+that there are as many inducing inputs as columns, that outputs under the prior have variance 1, and that the network's
+weights come from the prior. At the inducing inputs, the outputs of q's mean then differ from the network's outputs by
+at most $1 / (2 \sqrt{\lambda})$ (root mean square, one layer). The outputs of draws from q scatter by at most
+$1 / \sqrt{\lambda}$."""
 
 MAX_ROUNDING_ERROR = 5e-4
 """Largest estimated error of float32 in a regression, in units of the prior. Measured errors are at most a tenth of this."""
 
 
 def exact_float32(like: Tensor) -> bool:
-    """Whether float32 matrix products on a tensor's device are worth trying and keep full float32 precision."""
+    """Whether float32 matrix products on a tensor's device are worth trying and have full float32 precision."""
     if like.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     names = cpu_float32_precisions()
@@ -37,11 +38,11 @@ def exact_float32(like: Tensor) -> bool:
 
 
 class PriorScale:
-    r"""The prior's covariance $T T^\top$ over a row of `[W b]` of each layer, as products with T.
+    r"""Products with T, where $T T^\top$ is the prior's covariance over a row of `[W b]` of a layer.
 
-    T is diagonal, except for kernels under a prior that correlates their positions, where T has one block per input channel. T is
-    made once, in float64. If the data determine the weights, the gradients of T through the features and through the weights
-    cancel, so float64 must hold their sum.
+    T is diagonal. Under a prior that correlates the positions of kernels, T of a kernel has one block per input
+    channel. T is made once, in float64. If the data determine the weights, the gradients of T through the features and
+    through the weights cancel, so their sum must be computed in float64.
 
     Args:
         prior: Scales of S draws, or scales that all draws share.
@@ -75,7 +76,7 @@ class PriorScale:
         return self.at({key: value[0] for key, value in self.batched.items()})
 
     def aligned(self) -> Self:
-        """The scales of all draws at once: scales [S, 1, 1, 1] and factors [S, 1, 1, K, K] that multiply rows [S, G, R, D]."""
+        """The scales [S, 1, 1, 1] and factors [S, 1, 1, K, K] of all draws, shaped to multiply rows [S, G, R, D]."""
 
         def align(key: str, value: Tensor) -> Tensor:
             return value.view(-1, 1, 1, 1) if key.startswith("std") else value[:, None, None]
@@ -87,7 +88,7 @@ class PriorScale:
         return self._times(layer, rows, transposed=False)
 
     def push(self, layer: Layer, rows: Tensor) -> Tensor:
-        r"""Rows times $T^\top$, [..., D]: whitened weights become weights."""
+        r"""Rows times $T^\top$, [..., D]. This turns whitened weights into weights."""
         return self._times(layer, rows, transposed=True)
 
     def _times(self, layer: Layer, rows: Tensor, transposed: bool) -> Tensor:
@@ -129,15 +130,15 @@ def _alike(stds: Sequence[float | Tensor]) -> bool:
 class HalfPrecision:
     r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, which has length M.
 
-    For a full $\Lambda = C C^\top$ it is the product with $C^\top$.
+    For a full $\Lambda = C C^\top$, this is the product with $C^\top$.
 
     Args:
-        log_diagonal: Logs of a diagonal $\Lambda$, [M].
+        log_diagonal: Logarithms of the diagonal of a diagonal $\Lambda$, [M].
         lower: Strictly lower entries of C, packed, for a full $\Lambda$.
         raw_diagonal: Diagonal of C before softplus, [M], for a full $\Lambda$.
 
     Attributes:
-        numbers: Square roots of a diagonal $\Lambda$, [M]; `None` for a full $\Lambda$.
+        numbers: Square roots of the diagonal of a diagonal $\Lambda$, [M]; `None` for a full $\Lambda$.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Linear maps inside a network: each map's input when the network runs, and the two matrices of its regression."""
+"""Linear maps inside a network: the input of each map when the network runs, and the two matrices of its regression."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LinearMap:
     layer: Layer
     hooked: str
     features_axis: ClassVar[int] = -1
-    """Axis of the pseudo-outputs that counts the layer's outputs."""
+    """The axis of the pseudo-outputs along which the layer's outputs lie."""
     costly: ClassVar[bool] = False
     """Whether the matrices of the regression cost more than passing the inducing inputs through the layer."""
 
@@ -55,7 +55,7 @@ class LinearMap:
         return (seen[0].shape[0], *positions, self.layer.rows)
 
     def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
-        r"""$A [W\ b]^\top$, of shape `output_shape`: outputs of `matrix`, `[W b]`, for the features from `seen`."""
+        r"""$A [W\ b]^\top$, of shape `output_shape`: the outputs for the features from `seen`. `matrix` is `[W b]`."""
         bias = matrix[:, -1] if self.has_bias else matrix.new_zeros(len(matrix))
         if not self.has_weight:
             return bias.expand(self.output_shape(seen, module)).clone()
@@ -88,10 +88,10 @@ class BilinearMap(LinearMap):
 
 
 class AttentionInput(LinearMap):
-    """The projections of queries, keys and values in `nn.MultiheadAttention`, stacked in one matrix or separate."""
+    """The projections of queries, keys and values in `nn.MultiheadAttention`. They are separate or stacked in one matrix."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The queries, keys or values. The stacked matrix has one entry if all three are the same tensor."""
+        """The queries, keys or values. For a stacked matrix, there is one entry if all three are the same tensor."""
         names = ("query", "key", "value")
         given = [argument(args, kwargs, index, name) for index, name in enumerate(names)]
         leaf = self.layer.name.rpartition(".")[2]
@@ -103,8 +103,8 @@ class AttentionInput(LinearMap):
         if len({tensor.shape for tensor in given}) > 1:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
             raise ValueError(
-                f"{OWNER}: {self.layer.name} projects queries, keys and values of different shapes ({shapes}) by one matrix; "
-                "give it another posterior, such as MeanField()"
+                f"{OWNER}: {self.layer.name} projects queries, keys and values of different shapes ({shapes}) by one "
+                "matrix; give this layer another posterior, such as MeanField()"
             )
         return given
 
@@ -113,7 +113,7 @@ class AttentionOutput(LinearMap):
     """The projection at the end of `nn.MultiheadAttention`, which torch applies without calling its module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """Output of the heads: the module's output if the identity replaces this projection."""
+        """Output of the heads, which is the module's output when the identity replaces this projection."""
         assert isinstance(module, nn.MultiheadAttention)
         slots: dict[str, Any] = module.out_proj._parameters
         kept = dict(slots)
@@ -128,5 +128,5 @@ class AttentionOutput(LinearMap):
 
 
 def argument(args: tuple[Any, ...], kwargs: Mapping[str, Any], index: int, name: str) -> Any:
-    """An argument of a call, by position or by name."""
+    """An argument of a call, found by position or by name."""
     return args[index] if index < len(args) else kwargs[name]

@@ -1,4 +1,4 @@
-"""Global inducing points: each layer's weights depend on learned inputs that are propagated through the layers below."""
+"""Global inducing points: each layer's weights depend on learned inputs that are propagated through the earlier layers."""
 
 from __future__ import annotations
 
@@ -46,55 +46,59 @@ class _Pass:
     """Options of a pass over the inducing inputs."""
 
     careful: bool = False  # repair failed factorizations
-    autocast: torch.dtype | None = None  # the type in which the data of the step also run
+    autocast: torch.dtype | None = None  # the type in which the step runs its data
 
 
 class GlobalInducing(Posterior):
-    r"""Bayesian linear regression in every layer, on inducing inputs propagated from below (Ober & Aitchison 2021; gi).
+    r"""Bayesian linear regression in every layer, on inducing inputs propagated through the earlier layers (Ober &
+    Aitchison 2021; gi).
 
-    $U_0$ are the inducing inputs. $A_l$ are the inputs of layer l (with a column of ones for its bias) when $U_0$ passes through
-    the weights drawn below. With the prior $\mathcal{N}(0, T T^\top)$ over a row of `[W b]`,
+    $U_0$ are the inducing inputs. $A_l$ are the inputs that layer l receives (with a column of ones for its bias) when
+    $U_0$ passes through the weights drawn for layers 1 to l - 1. With the prior $\mathcal{N}(0, T T^\top)$ over a row
+    of `[W b]`,
 
     $$ q(W_l | W_1, \dots, W_{l-1}) = \prod_r \mathcal{N}(w_r;\, \Sigma A_l^\top \Lambda_l v_r,\, \Sigma), \qquad
        \Sigma = ((T T^\top)^{-1} + A_l^\top \Lambda_l A_l)^{-1} $$
 
-    (eq. 11, algorithm 1). A draw runs the network on $U_0$ alone and draws each layer's weights once its input is known. The
-    same weights then serve any data. Layers are correlated, and q over all weights is not Gaussian. With one layer, $U_0 = X$,
-    $V = Y$ and $\Lambda = 1 / \text{noise}$, q is the exact posterior of linear regression.
+    (eq. 11, algorithm 1). A draw runs the network on $U_0$ alone and draws each layer's weights as soon as the layer's
+    input is known. These weights are then used for any data. Layers are correlated, and q over all weights is not
+    Gaussian. With one layer, $U_0 = X$, $V = Y$ and $\Lambda = 1 / \text{noise}$, q is the exact posterior of linear
+    regression.
 
-    Layers may be linear, bilinear, convolutions of any kind, and the projections of `nn.MultiheadAttention`. The network's layers
-    must keep the examples along their first axis and must not mix them. Other weights need other posteriors, as in
-    `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi). The other posteriors draw first. A layer that is called several
-    times is drawn at its first call. The pass over the inducing inputs runs in evaluation mode.
+    Layers may be linear, bilinear, convolutions of any kind, and the projections of `nn.MultiheadAttention`. The layers
+    must keep the examples along their first axis and must not mix examples. Other weights need another posterior, as in
+    `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi). The other posteriors draw first. A layer that is called
+    several times is drawn at its first call. The pass over the inducing inputs runs in evaluation mode.
 
-    Marginals have no closed form. `mean` and `variance` describe each layer given the layers below at their means, and `kl` is
-    an estimate from one draw.
+    Marginals have no closed form. `mean` and `variance` describe each layer if the earlier layers are at their means,
+    and `kl` is an estimate from one draw.
 
-    Stored: `inducing_inputs`; by layer, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$. All positions of an
-    inducing image share one precision. A full $\Lambda$ is stored as its Cholesky factor.
+    Stored: `inducing_inputs`; for each layer, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
+    All positions of an inducing image share one precision. A full $\Lambda$ is stored as its Cholesky factor.
 
     Args:
         inputs: Initial $U_0$: M inputs of the network, as a tensor, a tuple of positional inputs or a dict of keyword inputs.
             For standard normal inputs, give only their shape as a list of integers, or M if the network starts with a linear
             layer.
-        targets: Initial V of the last layer: labels, or standardized targets. By default the last layer starts like all others.
-        precision: Initial diagonal of $\Lambda$. The default is 1, or `NETWORK_PRECISION` with `init="network"`, divided by the
-            number of positions of the layer.
-        last_precision: Initial diagonal of $\Lambda$ in the last layer. If the targets are data, N / M divided by the noise
-            variance starts this layer close to the exact posterior given the layers below. A small `precision` then starts the
-            layers below near the prior.
+        targets: Initial V of the last layer: labels, or standardized targets. By default the last layer starts like all
+            other layers.
+        precision: Initial diagonal of $\Lambda$. The default is 1 (with `init="network"`, it is `NETWORK_PRECISION`),
+            divided by the number of positions of the layer.
+        last_precision: Initial diagonal of $\Lambda$ in the last layer. If the targets are data, set it to N / M
+            divided by the noise variance to start this layer close to the exact posterior given the earlier layers. A
+            small `precision` then starts the earlier layers near the prior.
         covariance: `"diagonal"`, or `"full"` for a $\Lambda$ that correlates the inducing inputs.
         learned: Layers with learned pseudo-outputs: `"all"`, or only the `"last"`. With `"last"`, the other layers are drawn
             from the prior (rand -> gi).
-        kl_form: `"closed"` for the KL of each layer given the layers below, or `"sampled"` for $\log q - \log p$ at the draw.
-            With `"sampled"` the bound has no variance if q is exact.
+        kl_form: `"closed"` for the KL of each layer given the earlier layers, or `"sampled"` for $\log q - \log p$ at
+            the draw. With `"sampled"` the bound has no variance if q is exact.
         init: Initial V of the layers. With `"random"`, V is standard normal, as in the paper. With `"network"`, V is the output of
             each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. If there are at least as many
             inducing inputs (times positions) as columns, the mean of q then starts close to the network.
 
     Raises:
-        ValueError: If an argument is out of its range, inputs are not finite, the network mixes examples, or a layer is
-            not a linear map.
+        ValueError: If an argument is out of range, if inputs are not finite, if the network mixes examples, or if a
+            layer is not a linear map.
     """
 
     name = "global_inducing"
@@ -148,7 +152,7 @@ class GlobalInducing(Posterior):
         return cls(inputs, options.pop("targets", targets), **options)
 
     def config(self) -> dict[str, Any]:
-        """The posterior as plain data. It holds only the shapes of inputs and no targets, because the values are in the state."""
+        """The posterior as plain data. It holds the shapes of the inputs and no targets, because the values are in the state."""
         return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
 
     @property
@@ -211,7 +215,7 @@ class GlobalInducing(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Run the network on the inducing inputs and draw each layer when it is called. Draws run together if `vmap` works."""
+        """Run the network on the inducing inputs, and draw each layer when it is called. Draws run together if `vmap` works."""
         runner: Runner = request.runner or self._bound_runner
         self._check_network(runner.network)
         others = self._others(runner, request.weights or {})
@@ -281,13 +285,14 @@ class GlobalInducing(Posterior):
 
         weights = self._walk(runner, others, scale, step, how)
         kl = torch.stack(kls).sum().to(next(iter(noise.values())).dtype)
-        failures.append(kl.detach().isfinite().logical_not())  # a factorization does not report infinity
+        failures.append(kl.detach().isfinite().logical_not())  # a factorization does not report infinite values
         return weights, kl, torch.stack(failures).sum()
 
     def _walk(
         self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass
     ) -> dict[str, Tensor]:
-        """Run the network on the inducing inputs. When a layer is called, `step` makes its whitened weights, [G, D, R]."""
+        """Run the network on the inducing inputs. When a layer is called, `step` makes the layer's whitened weights,
+        [G, D, R]."""
         like, low = next(self.parameters()), self._type()
         device, dtype = like.device.type, like.dtype
         drawn: dict[str, Tensor] = {}
@@ -332,15 +337,16 @@ class GlobalInducing(Posterior):
     ) -> RegressionFactors:
         r"""The regression that gives a layer's whitened weights. Float64 keeps the prior's identity matrix exact.
 
-        A convolution's matrices take most of a step's time on a CPU, so they are tried in float32 there. In our measurements,
-        rounding then changes variances, and means of prior size, by at most about a tenth of
+        On a CPU, the matrices of convolutions take most of the time of a step, so they are tried in float32. In our
+        measurements, rounding then changed variances, and means of the size of the prior, by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$
 
-        with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used under
-        settings that replace it by a lower precision: autocast, TensorFloat-32, bfloat16. If the network itself runs in bfloat16 on
-        a GPU, features have this type, and their products are exact in float32; see `maths.patch_products`.
+        with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used
+        under settings that would replace it by a lower precision (autocast, TensorFloat-32, bfloat16). If the network
+        itself runs in bfloat16 on a GPU, features have this type, and their products are exact in float32; see
+        `maths.patch_products`.
         """
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
@@ -378,19 +384,19 @@ class GlobalInducing(Posterior):
         missing = [name for name in runner.weights if name not in own and name not in weights]
         if missing:
             raise ValueError(
-                f"GlobalInducing: {missing[0]} is not yet drawn when the network runs on the inducing inputs; put all layers that "
-                "need the network under one GlobalInducing, and use mean_network() for means"
+                f"GlobalInducing: {missing[0]} is not yet drawn when the network runs on the inducing inputs; put all "
+                "layers that need the network under one GlobalInducing, and use mean_network() for means"
             )
         return {name: value for name, value in weights.items() if name not in own}
 
     # -- moments ---------------------------------------------------------------------------------------------------
 
     def mean(self) -> dict[str, Tensor]:
-        """Each layer's mean given the layers below at their means. The marginal mean has no closed form."""
+        """Each layer's mean if the earlier layers are at their means. The marginal mean has no closed form."""
         return self.mean_given({})
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """As `mean`, with the other posteriors' weights at the given means."""
+        """Like `mean`, with the weights of the other posteriors at the given means."""
 
         def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             if problem is None:
@@ -408,7 +414,8 @@ class GlobalInducing(Posterior):
         return self._walk(runner, self._others(runner, others), scale, step, _Pass(careful=True))
 
     def variance(self) -> dict[str, Tensor]:
-        """Each layer's variances given the layers below at their means. Marginal variances are larger and have no closed form."""
+        """Each layer's variances if the earlier layers are at their means. Marginal variances are larger and have no
+        closed form."""
         found: dict[str, Tensor] = {}
         scale = self._typical()
 
@@ -434,7 +441,7 @@ class GlobalInducing(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Set pseudo-outputs to 0 and their precision almost to 0."""
+        """Set the pseudo-outputs to 0 and their precision almost to 0."""
         for name in self.pseudo_outputs:
             self.pseudo_outputs[name].zero_()
             if self.covariance == "diagonal":

@@ -25,19 +25,20 @@ _MAPS: dict[type[nn.Module], type[LinearMap]] = {
     _ConvNd: Convolution,
 }
 TOLERANCE = 1e-2
-"""Largest relative change of a layer's input when other examples are left out. A larger change means that the network mixes
-examples. This limit is far above rounding errors."""
+"""If a layer's input for an example changes by more than this share when other examples are left out, the network mixes
+examples. The limit is far above rounding errors."""
 
 
 @torch.no_grad()
 def trace(
     runner: Runner, layers: Sequence[Layer], arguments: Arguments, values: Mapping[str, Tensor]
 ) -> list[tuple[LinearMap, Tensor]]:
-    """Layers in the order of their calls, each with its outputs for the inducing inputs under the network's own weights.
+    """Layers in the order of their calls. Each has its outputs for the inducing inputs, computed with the network's own
+    weights.
 
     Raises:
-        ValueError: If a layer is not a linear map or is not called, if its examples are not along the first axis, or if the
-            network mixes examples.
+        ValueError: If a layer is not a linear map or is not called, if the examples are not along the first axis, or if
+            the network mixes examples.
     """
     maps = [find_map(runner.network, layer) for layer in layers]
     for entry in maps:
@@ -69,10 +70,10 @@ def trace(
 
 
 def find_map(network: nn.Module, layer: Layer) -> LinearMap:
-    """The linear map of a layer of weights.
+    """The linear map that belongs to a layer.
 
     Raises:
-        ValueError: If the layer is not a linear map, or its input is not visible from outside.
+        ValueError: If the layer is not a linear map, or if its input is not visible from outside.
     """
     weight = layer.weights[0]
     module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
@@ -85,8 +86,8 @@ def find_map(network: nn.Module, layer: Layer) -> LinearMap:
         if isinstance(module, kind):
             return found(layer, path)
     raise ValueError(
-        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map of visible inputs; give this layer "
-        f"another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
+        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map or whose inputs are not "
+        f"visible; give this layer another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
     )
 
 
@@ -115,7 +116,8 @@ def _look(
         shapes = ", ".join(str(tuple(arg.shape)) for arg in (*arguments[0], *arguments[1].values()))
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ValueError(
-            f"{OWNER}: the network does not run on inducing inputs of shape {shapes} ({reason}); give inputs that the network takes"
+            f"{OWNER}: the network does not run on inducing inputs of shape {shapes} ({reason}); give inputs that the "
+            "network accepts"
         ) from error
     return seen
 
@@ -165,7 +167,8 @@ def check_targets(targets: Any) -> Tensor | None:
     """Initial pseudo-outputs of the last layer, detached and copied.
 
     Raises:
-        ValueError: If the targets are not a tensor or sequence of numbers, if they are empty, or if one is not finite.
+        ValueError: If the targets are not a tensor or sequence of numbers, if they are empty, or if a target is not
+            finite.
     """
     if targets is None:
         return None
@@ -173,7 +176,7 @@ def check_targets(targets: Any) -> Tensor | None:
         made = torch.as_tensor(targets).detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
-            f"{OWNER}: targets are {type(targets).__name__}; give a tensor of labels or numbers"
+            f"{OWNER}: targets have type {type(targets).__name__}; give a tensor of labels or numbers"
         ) from error
     if made.ndim == 0 or made.numel() == 0:
         raise ValueError(f"{OWNER}: targets have shape {list(made.shape)}; give one target for each inducing input")
@@ -202,7 +205,8 @@ def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like
         targets = targets.unsqueeze(axis)
     if tuple(targets.shape) != shape:
         raise ValueError(
-            f"{OWNER}: targets have shape {tuple(targets.shape)}, but the last layer {name} has outputs of shape {shape} for the "
-            f"inducing inputs; give {shape[0]} rows, and {width} numbers or one label for each output"
+            f"{OWNER}: targets have shape {tuple(targets.shape)}, but the last layer {name} has outputs of shape "
+            f"{shape} for the inducing inputs; give {shape[0]} rows, each with {width} numbers or with one label for "
+            "each output"
         )
     return targets.to(like).clone()

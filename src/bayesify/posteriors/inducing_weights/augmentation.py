@@ -19,12 +19,12 @@ INIT_D = 1e-3
 
 
 class Augmentation(nn.Module):
-    r"""L matrices, each augmented with an inducing matrix of the same size: the parameters $Z_r, Z_c, D_r, D_c, \lambda$.
+    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices, each augmented with an inducing matrix of one size.
 
     Args:
         z_row: Initial $Z_r$ of each group of equal-sized matrices, [G, M_r, d_out].
         z_col: Initial $Z_c$ of each group, [G, M_c, d_in].
-        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate and $\lambda$ is not a parameter.
+        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate, and $\lambda$ is not a parameter.
         start: Initial $\lambda$ of each matrix, reduced to at most half of `max_lambda`.
     """
 
@@ -57,7 +57,8 @@ class Augmentation(nn.Module):
 
     @torch.no_grad()
     def prune(self, keep: float) -> None:
-        """Keep the largest entries of each Z separately, so that every layer stays connected to its inducing weights."""
+        """Keep the largest entries of each Z. Each Z is pruned separately, so that every layer stays connected to its
+        inducing weights."""
         for side in (self.z_row, self.z_col):
             for name in side:
                 masks, dense = side.mask(name), side.dense(name).abs()
@@ -90,7 +91,7 @@ def below_cap(starts: Sequence[float], cap: float | None) -> list[float]:
 
 
 def random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The start of appendix J: entries of Z from N(0, 1/M), and entries of U's mean from N(0, 1)."""
+    """The start of appendix J: entries of Z are drawn from N(0, 1/M), and entries of U's mean from N(0, 1)."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=like.dtype, device=like.device)
@@ -102,9 +103,10 @@ def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Ten
     r"""Z and U whose conditional mean is the best approximation of rank min(M_r, M_c) to a whitened matrix.
 
     Truncate `[W b] / sigma = P S Q^T` to this rank. Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is $(1 + D^2) I$.
-    Then $U = (1 + D^2)^2 S$ ($(1 + D^2) S$ if whitened) gives the mean exactly for any D. Rows of Z beyond the rank are random
-    in the orthogonal complement, if there is one. They multiply zeros in U, so they change nothing at the start but can learn.
-    For a matrix of zeros, such as a fresh adapter's, all rows are random, because no direction is better than another.
+    Then $U = (1 + D^2)^2 S$ gives the mean exactly for any D. If U is whitened, $U = (1 + D^2) S$ does so. Rows of Z
+    beyond the rank are random in the orthogonal complement, if there is one. They multiply zeros in U, so they change
+    nothing at the start, but they can learn. For a matrix of zeros, such as the matrix of a fresh adapter, all rows are
+    random, because no direction is better than another.
     """
     basis = matrix if matrix.any() else torch.randn_like(matrix)
     rank = min(m_r, m_c, *matrix.shape)

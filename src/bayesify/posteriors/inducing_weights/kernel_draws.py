@@ -1,4 +1,4 @@
-"""Draws of all layers by kernels that write each weight in the network's layout."""
+"""Draws of all layers, made by kernels that write each weight in the network's layout."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bayesify.weights.placed import PlacedWeights
 
 
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
-    """Whether kernels can draw all layers; `largest` is the larger of U's numbers of rows and columns.
+    """Whether kernels can draw all layers. `largest` is the number of rows or of columns of U, whichever is larger.
 
-    Each layer must have one weight and at most a bias, all weights must have one type, and U must be small.
+    Each layer must have exactly one weight and at most one bias, all weights must have the same type, and U must be small.
     """
     like = next(posterior.parameters())
     return (
@@ -48,8 +48,8 @@ def draw_by_kernels(
     """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
     Args:
-        blocks: For each size of U, the layers with a U of that size, in groups of equal-sized layers.
-        given: See `conditional_draws`; its noise is $E_2$ only.
+        blocks: Blocks of layers. A block holds all layers with the same size of U, in groups of equal-sized layers.
+        given: See `conditional_draws`. The only noise in it is $E_2$.
         low: Whether products with matrices of W's size use bfloat16.
     """
     groups = [group for block in blocks for group in block]
@@ -81,7 +81,7 @@ def _matrices(
     request: DrawRequest,
     shapes: NoiseShapes,
 ) -> list[Matrix]:
-    """Positions of each layer's weights and noise in memory."""
+    """Positions in memory of the weights and the noise of each layer."""
     found = []
     for group, u, shape, start in zip(groups, inducing, shapes.large, shapes.starts(request), strict=True):
         numbers = shape[-2] * shape[-1]

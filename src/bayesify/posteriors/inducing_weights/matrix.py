@@ -53,13 +53,14 @@ class InducingMatrix(nn.Module):
 
     @abstractmethod
     def unwhiten(self, factors: Factors) -> None:
-        r"""Give U's deviations from its mean the prior's correlations, in place: $L_r (U - m) L_c^\top$ for each.
+        r"""Replace the deviations $U - m$ from the mean by $L_r (U - m) L_c^\top$, in place, so that they have the
+        prior's correlations.
 
         With the same initial standard deviation, an unwhitened U then has the same spread as a whitened U.
         """
 
     def mean(self) -> Tensor:
-        """E[U] as stored: [G, M_r, M_c]."""
+        """E[U] in the form in which U is stored, [G, M_r, M_c]."""
         return self.location
 
     def noise_shape(self) -> tuple[int, ...]:
@@ -68,11 +69,11 @@ class InducingMatrix(nn.Module):
 
     @abstractmethod
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
-        """Draws of U as stored: [G, S, M_r, M_c].
+        """Draws of U in the form in which U is stored, [G, S, M_r, M_c].
 
         Args:
-            noise: [G, S, *noise_shape()].
-            members: Index of the member for each draw, [S], for a mixture.
+            noise: Standard normal noise, [G, S, *noise_shape()].
+            members: For a mixture, the index of the member that each draw uses, [S].
         """
 
     @abstractmethod
@@ -84,24 +85,25 @@ class InducingMatrix(nn.Module):
         r"""Variance of each entry of $R^\top U_i C$ for R = `row` [M_r, d_out] and C = `col` [M_c, d_in]: [d_out, d_in]."""
 
     def covariance(self) -> Tensor:
-        """Covariance of the entries of U as stored, row-major: [G, M_r M_c, M_r M_c]; raises `ValueError` for a mixture."""
+        """Covariance of the stored entries of U in row-major order, [G, M_r M_c, M_r M_c]. Raises `ValueError` for a mixture."""
         raise ValueError(
-            f"InducingWeights: q={self.name!r} is a mixture of points, so U has no covariance matrix; use its members, or "
-            "q='diagonal', 'matrix' or 'full'"
+            f"InducingWeights: q={self.name!r} is a mixture of points, so no covariance matrix describes it; use its "
+            "members, or q='diagonal', 'matrix' or 'full'"
         )
 
     def set_to_prior(self, factors: Factors) -> None:
         """Make q(U) equal to the prior, in place. Raise `ValueError` if the family does not contain the prior."""
         raise ValueError(
-            f"InducingWeights: q={self.name!r} cannot equal the prior; use 'diagonal' (whitened), 'matrix' or 'full'"
+            f"InducingWeights: q={self.name!r} cannot equal the prior; use q='matrix', q='full', or q='diagonal' with "
+            "whiten=True"
         )
 
 
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
 
-    Stored: `location` m freely, `raw_std` through softplus, or through a scaled sigmoid with `max_std`. With `max_std=0`, U is a
-    point estimate and its KL is $-\log p(m)$.
+    Stored: `location` m freely, `raw_std` through softplus (or, if `max_std` is given, through a scaled sigmoid). With
+    `max_std=0`, U is a point estimate and its KL is $-\log p(m)$.
     """
 
     name = "diagonal"
@@ -148,7 +150,7 @@ class DiagonalMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Set each variance to the prior's conditional variance, because a diagonal q(U) has no correlations."""
+        """Multiply each variance by the prior's conditional variance, because a diagonal q(U) has no correlations."""
         if self.raw_std is not None:
             std = positive(self.raw_std, self.max_std) * _inverse_diagonals(factors).rsqrt()
             cap = self.max_std
@@ -164,11 +166,13 @@ class DiagonalMatrix(InducingMatrix):
         """Set means to 0 and standard deviations to 1. U must be whitened, and `max_std` must allow 1."""
         if not self.whiten:
             raise ValueError(
-                "InducingWeights: an unwhitened diagonal q(U) cannot equal the prior; use whiten=True or q='matrix'"
+                "InducingWeights: a diagonal q(U) that is not whitened cannot equal the prior; use whiten=True or "
+                "q='matrix'"
             )
         if self.raw_std is None or (self.max_std is not None and self.max_std <= 1):
             raise ValueError(
-                f"InducingWeights: max_std={self.max_std} keeps q(U) below the prior's std of 1; raise max_std"
+                f"InducingWeights: max_std={self.max_std} keeps the std of q(U) below the prior's std, which is 1; "
+                "raise max_std"
             )
         self.location.zero_()
         self.raw_std.fill_(raw_positive(1.0, self.max_std))
@@ -209,7 +213,7 @@ class MatrixNormalMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel()) - log_det
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Outer product of the two sides' variances."""
+        """Outer product of the variances of the two sides."""
         rows, cols = self.trils()
         return torch.outer((row.mT @ rows[index]).square().sum(-1), (col.mT @ cols[index]).square().sum(-1))
 
@@ -227,7 +231,7 @@ class MatrixNormalMatrix(InducingMatrix):
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
-        """Set means to 0 and both factors to the prior's."""
+        """Set the means to 0 and both factors to the factors of the prior."""
         for value in (self.location, self.row_lower, self.col_lower):
             value.zero_()
         for raw in (self.row_raw_diagonal, self.col_raw_diagonal):
@@ -240,7 +244,7 @@ class FullMatrix(InducingMatrix):
     r"""One dense Gaussian over the entries of U, row-major (FCG-U): $q(\operatorname{vec} U) = \mathcal{N}(m, T T^\top)$.
 
     Raises:
-        ValueError: If U has more than 2,048 entries. Its factor alone would take at least 8 MiB per matrix.
+        ValueError: If U has more than 2,048 entries. The factor T alone would then take at least 8 MiB per matrix.
     """
 
     name = "full"
@@ -281,7 +285,7 @@ class FullMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Sum over the columns of T of their squared effects on W, a few columns at a time."""
+        """Squared effects of the columns of T on W, summed over columns, a few columns at a time."""
         columns = self.scale_tril()[index].mT.unflatten(-1, (self.rows, self.cols))
         total = row.new_zeros(row.shape[-1], col.shape[-1])
         for part in columns.split(16):
@@ -301,7 +305,7 @@ class FullMatrix(InducingMatrix):
 
     @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
-        """Set the mean to 0 and the factor to the prior's L_r (x) L_c, in row-major order."""
+        """Set the mean to 0 and the factor to L_r (x) L_c of the prior, in row-major order."""
         for value in (self.location, self.lower):
             value.zero_()
         self.raw_diagonal.fill_(raw_positive(1.0))
@@ -310,9 +314,10 @@ class FullMatrix(InducingMatrix):
 
 
 class EnsembleMatrix(InducingMatrix):
-    r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$, without its KL, as in deep ensembles.
+    r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$. Its KL is left out, as in deep
+    ensembles.
 
-    Members start around the mean. Each has its own noise, and the noise averages to 0 over members.
+    Members start around the mean. Each member has its own noise, and the noise averages to 0 over members.
     """
 
     name = "ensemble"
@@ -376,4 +381,4 @@ def _pack(factor: Tensor, lower: Tensor, raw_diagonal: Tensor) -> None:
 FAMILIES: dict[str, Callable[..., InducingMatrix]] = {
     family.name: family for family in (DiagonalMatrix, MatrixNormalMatrix, FullMatrix, EnsembleMatrix)
 }
-"""Families of q(U) by name; each takes initial means [G, M_r, M_c] and one initial standard deviation per matrix."""
+"""Families of q(U) by name. Each takes initial means [G, M_r, M_c] and one initial standard deviation per matrix."""

@@ -24,19 +24,20 @@ Shape = tuple[int, ...]
 class NoiseShapes:
     """Shapes of the noise of a draw, each [G, S, ...], in the order in which the noise is drawn.
 
-    If kernels generate the noise, $E_3$ and E of a group are adjacent, each padded to a multiple of four columns. The columns of
-    E then follow the order of the network's memory. A drawing kernel can therefore generate each number where it needs it.
+    If kernels generate the noise, $E_3$ and E of a group are adjacent, and each is padded to a multiple of four
+    columns. The columns of E then follow the order of the weights in memory. A drawing kernel can therefore generate
+    each number itself when it needs this number.
 
     Args:
         families: q(U) of each block.
         factors: Factors of each block; empty if W equals its mean given U.
-        cols: Largest number of columns of U, for which $E_3$ leaves room.
+        cols: Largest number of columns of U. $E_3$ leaves room for this number.
 
     Attributes:
         own: Shape of the noise for U of each family.
         second: Shape of $E_2$ of each block.
-        large: Shape of $[E_3 E]$ of each group, or the shapes of E and $E_3$ in this order.
-        thin: Number of columns of $E_3$ if it comes before E, otherwise 0.
+        large: Shape of $[E_3 E]$ of each group, or the shapes of E and of $E_3$, in this order.
+        thin: Number of columns of $E_3$ if $E_3$ comes before E, otherwise 0.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class NoiseShapes:
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """The noise for U of each family, and the noise of each block, with the shapes from `noise_shapes`.
 
-        With a `seed`, [1], the result omits the noise of W's size, which a kernel generates.
+        If a `seed`, [1], is given, the result omits the noise of W's size, because a kernel generates it.
         """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]
@@ -84,7 +85,7 @@ class NoiseShapes:
                 if self.thin:
                     second, first = first.tensor_split([self.thin], -1)
                     first, second = first[..., : wide[-1]], second[..., : thin[-1]]
-                    if at < len(blocks):  # the shared matrix has no layer
+                    if at < len(blocks):  # the shared matrix belongs to no layer
                         first = _in_matrix_order(first, blocks[at][number], request.layout)
                 else:
                     second = next(made)
@@ -98,14 +99,14 @@ def _whole_fours(count: int) -> int:
 
 
 def _gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) -> Tensor:
-    """Noise [S, count * numel] as [count, S, *size]; pairs of opposite sign stay pairs of draws."""
+    """Noise [S, count * numel], reshaped to [count, S, *size]. Pairs of opposite sign stay pairs of draws."""
     if antithetic:
         return flat.view(flat.shape[0], count, *size).transpose(0, 1).contiguous()
     return flat.view(count, flat.shape[0], *size)
 
 
 def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayout | None) -> Tensor:
-    """Noise of a group, [G, ..., d_in], with columns moved from the order in memory to the order of `Layer.to_matrix`."""
+    """Noise of a group, [G, ..., d_in]. Its columns are moved from the order in memory to the order of `Layer.to_matrix`."""
     weights = [layer.weights[0] for layer in group]
     positions = [positions_outside(*strides_of(layout, weight.name, weight.shape)) for weight in weights]
     if max(positions) == 1:

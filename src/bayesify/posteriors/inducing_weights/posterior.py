@@ -31,7 +31,8 @@ def _layers(block: list[tuple[Layer, ...]]) -> Iterator[Layer]:
 
 
 class InducingWeights(Posterior):
-    r"""Each layer's weights given a small matrix of inducing weights U (Ritter et al. 2021; FFG-U, FCG-U, Ensemble-U).
+    r"""A posterior over each layer's weights that is given by a small matrix U of inducing weights (Ritter et al. 2021;
+    FFG-U, FCG-U, Ensemble-U).
 
     The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with U of `rows x cols`
     without changing its marginal (eq. 5). Given U, W has the prior's conditional distribution up to a scale,
@@ -47,33 +48,34 @@ class InducingWeights(Posterior):
     layers that are smaller than U.
 
     Stored (each with a leading axis over layers of equal size): `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
-    `raw_lambda` (softplus, or a scaled sigmoid under a cap), and the parameters of q(U).
+    `raw_lambda` (softplus, or a scaled sigmoid if `max_lambda` is given), and the parameters of q(U).
 
     Args:
         rows: Number of rows of U, on the side of the layer's outputs.
         cols: Number of columns of U, on the side of the layer's inputs.
-        q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (without its KL).
+        q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (whose KL is left out).
         members: Number of members of an ensemble.
         max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate, and the KL has no term R.
-        max_std: Upper bound on the standard deviations of a diagonal q(U). With 0, U is a point estimate, and $-\log p(U)$
-            replaces its KL.
+        max_std: Upper bound on the standard deviations of a diagonal q(U). With 0, U is a point estimate, and
+            $-\log p(U)$ replaces the KL of U.
         whiten: Whether to store U so that its prior is standard normal (appendix H).
-        init: How Z and U start. With `"network"`, the conditional mean starts at the best approximation of the network's
-            `[W b]` of rank `min(rows, cols)`. With `"random"`, the start follows appendix J. The default is `"network"`, or
-            `"random"` with `shared`.
-        fit_to_layer: Whether to reduce rows and cols to the size of a smaller layer. The default is true, or false with
-            `shared`. The paper does not reduce rows and cols.
+        init: How Z and U start. With `"network"`, the conditional mean starts at the best approximation of rank
+            `min(rows, cols)` to the network's `[W b]`. With `"random"`, the start follows appendix J. The default is
+            `"network"`; with `shared`, it is `"random"`.
+        fit_to_layer: Whether to reduce rows and cols to the size of a smaller layer. The default is true; with
+            `shared`, it is false. The paper does not reduce rows and cols.
         function_space_kl: Whether to weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), where N is the `num_data` given to
             `elbo`.
-        shared: Sizes of one global inducing matrix on which U of every layer depends. It correlates the layers (appendix H).
-            It needs `whiten` and the same number of columns in every layer.
+        shared: Sizes (rows, cols) of one global inducing matrix on which U of every layer depends. This matrix
+            correlates the layers (appendix H). It needs `whiten` and the same number of columns in every layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
             default, U and W given U each contribute a standard deviation of a tenth (less before BatchNorm) of the root mean
             square of the layer's weights.
         init_lambda: $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:
-        ValueError: If a size is below 1, a cap is negative, a name is unknown, or `shared` does not fit.
+        ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, or if `shared` does not
+            fit.
     """
 
     name = "inducing"
@@ -102,10 +104,12 @@ class InducingWeights(Posterior):
     ) -> None:
         super().__init__()
         if max_std is not None and q != "diagonal":
-            raise ValueError(f"InducingWeights: max_std caps a diagonal q(U), not q={q!r}; leave it out")
+            raise ValueError(
+                f"InducingWeights: max_std is an upper bound for q='diagonal', not for q={q!r}; leave max_std out"
+            )
         if shared is not None:
             if len(shared) != 2:
-                raise ValueError(f"InducingWeights: shared={shared}; give two sizes, (rows, cols)")
+                raise ValueError(f"InducingWeights: shared={shared} is not a pair of sizes; give (rows, cols)")
             if not whiten:
                 raise ValueError("InducingWeights: shared inducing weights need whiten=True")
             if fit_to_layer:
@@ -126,7 +130,8 @@ class InducingWeights(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Make the parameters. A block holds the layers with U of one size, and a group in it holds layers of equal size."""
+        """Make the parameters. A block holds the layers whose U has one size, and a group in a block holds layers of
+        equal size."""
         blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
             groups = blocks.setdefault(self._inducing_size(layer), {})
@@ -198,11 +203,11 @@ class InducingWeights(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def factors(self, *, stack: bool = False) -> list[Factors]:
-        """Factors of every block. Without gradients they are cached until the parameters change."""
+        """Factors of every block. If gradients are off, they are cached until the parameters change."""
         return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()], stack=stack))
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-        """Draw all layers by the extended Matheron rule, with the noise of the whole network in one call."""
+        """Draw all layers by the extended Matheron rule. One call draws the noise of the whole network."""
         families, augmented, draws = self._families(), self._augmented(), request.num_draws
         like, counted = augmented[0].raw_d_row, request.num_data if self.function_space_kl else None
         factors, scales, kl = self.cached(("draw", counted), lambda: self._shared_by_draws(draws, counted))
@@ -215,7 +220,7 @@ class InducingWeights(Posterior):
         if self.shared is not None:
             top = (factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])
             u = [self._split_shared(conditional_draws([top])[0][0][0])]
-        # The factors and the noise of a shared matrix come last and have no block.
+        # The factors and the noise of a shared matrix come last and belong to no block.
         whitened = [family.whitened(part, factor) for family, part, factor in zip(families, u, factors, strict=False)]
         sigmas = [self._sigma(block, request.prior, like) for block in self.blocks]
         given = list(zip(factors, whitened, scales, sigmas, matheron, strict=False))
@@ -239,11 +244,11 @@ class InducingWeights(Posterior):
         return factors, [part.scale() for part in self._augmented()], self._kl(factors, counted)
 
     def draws_by_kernels(self, request: DrawRequest) -> bool:
-        """Whether kernels generate the noise of W's size and draw W; see `kernel_draws`."""
+        """Whether kernels generate the noise that has the size of W, and draw W; see `kernel_draws`."""
         return self.shared is None and self.max_lambda != 0 and kernels_draw(self, request, max(self.rows, self.cols))
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
-        """A fast type that rounds no more than the network: the type of its weights, or the autocast type in training."""
+        """A fast type that rounds no more than the network does: the type of its weights or, in training, the autocast type."""
         if transforming() or not like.is_cuda or like.dtype != torch.float32:
             return None
         if torch.is_grad_enabled():
@@ -252,7 +257,7 @@ class InducingWeights(Posterior):
         return None if len(kinds) > 1 or torch.float32 in kinds else kinds.pop()
 
     def _split_shared(self, tall: Tensor) -> Tensor:
-        """U of all layers from one tall matrix: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
+        """Split one tall matrix into U of all layers: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
         found: Tensor = tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
         return found
 
@@ -267,7 +272,8 @@ class InducingWeights(Posterior):
 
     @staticmethod
     def _columns(block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> list[list[Tensor] | None]:
-        """Factors for the columns of each layer's weights, if the bias has a different scale from the first weight."""
+        """Factors for the columns of each layer's weights, for layers whose bias has another prior scale than the first
+        weight."""
         columns: list[list[Tensor] | None] = []
         for layer in _layers(block):
             first = prior.std[layer.weights[0].name]
@@ -320,7 +326,7 @@ class InducingWeights(Posterior):
         ]
 
     def mean(self) -> dict[str, Tensor]:
-        """E[W] = sigma A_r^T E[U] A_c, with the prior's sigma, or its mean if the prior draws sigma."""
+        """E[W] = sigma A_r^T E[U] A_c, with the prior's sigma. If the prior draws sigma, its mean is used."""
         factors = self.factors()
         result: dict[str, Tensor] = {}
         for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
@@ -330,15 +336,16 @@ class InducingWeights(Posterior):
         return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
 
     def variance(self) -> dict[str, Tensor]:
-        """Variance of each entry of W under q(W) in closed form, with U and a drawn sigma integrated out.
+        """Variance of each entry of W under q(W), in closed form. U is integrated out, and so is sigma if the prior
+        draws it.
 
         Raises:
             ValueError: If the prior correlates the positions of a kernel.
         """
         if len(self._prior().factor):
             raise ValueError(
-                "InducingWeights: variances have no closed form under a prior that correlates the positions of a kernel; "
-                "take them from draws"
+                "InducingWeights: variances have no closed form under a prior that correlates the positions of a "
+                "kernel; estimate them from draws"
             )
         factors = self.factors()
         result: dict[str, Tensor] = {}
@@ -363,7 +370,8 @@ class InducingWeights(Posterior):
         return result
 
     def inducing_covariance(self) -> dict[str, Tensor]:
-        """Covariance of q(U) as stored, by layer. With `shared`, only the covariance of the shared matrix, under the name `shared`.
+        """Covariance of the stored U under q(U), by layer. With `shared`, it is only that of the shared matrix, under
+        the name `shared`.
 
         Returns:
             Matrices [M_r M_c, M_r M_c], with the entries of U in row-major order.
@@ -380,7 +388,8 @@ class InducingWeights(Posterior):
         return result
 
     def _spread(self, block: int, factors: list[Factors], row: Tensor, col: Tensor, member: int) -> Tensor:
-        """Variance of W / sigma due to U, [d_out, d_in], for one member of a block, given its row and column reach."""
+        """The part of the variance of W / sigma that comes from U, [d_out, d_in], for one layer of a block. `row` and
+        `col` map U to W."""
         if self.shared is None:
             if not self.whiten:
                 row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, row, upper=True)
@@ -399,7 +408,8 @@ class InducingWeights(Posterior):
     def _prior(self) -> PriorDraw:
         if self.bound_prior is None:
             raise ValueError(
-                "InducingWeights: this posterior has no prior, which sets the scale of W; call bayesianize, which gives it a prior"
+                "InducingWeights: this posterior has no prior, which is needed for the scale of W; call bayesianize, "
+                "which sets a prior"
             )
         return self.bound_prior
 
@@ -416,7 +426,7 @@ class InducingWeights(Posterior):
             part.raw_lambda.fill_(raw_positive(1.0, self.max_lambda))
 
     def prune(self, keep: float) -> None:
-        """Keep the entries of Z with the largest absolute value, the same fraction in every layer."""
+        """Keep the entries of Z with the largest absolute values. The fraction is the same in every layer."""
         for part in self._augmented()[: len(self.blocks)]:
             part.prune(keep)
 
@@ -435,7 +445,8 @@ class InducingWeights(Posterior):
         return counts
 
     def remarks(self) -> dict[str, str]:
-        """A remark for each layer that is smaller than U, with the parameters that `fit_to_layer=True` would save."""
+        """A remark for each layer that is smaller than U. It gives the number of parameters that `fit_to_layer=True`
+        would save."""
         result: dict[str, str] = {}
         for layer in self.layers:
             rows, cols = min(self.rows, layer.rows), min(self.cols, layer.cols)
@@ -445,5 +456,5 @@ class InducingWeights(Posterior):
             saved = (self.rows - rows) * (layer.rows + 1) + (self.cols - cols) * (layer.cols + 1)
             saved += numbers * (self.rows * self.cols - rows * cols) if self.q in ("diagonal", "ensemble") else 0
             more = "" if self.q in ("diagonal", "ensemble") else " and more in q(U)"
-            result[layer.weights[0].name] = f"smaller than U: fit_to_layer=True would save {saved:,}{more}"
+            result[layer.weights[0].name] = f"smaller than U: fit_to_layer=True would save {saved:,} parameters{more}"
         return result

@@ -1,4 +1,4 @@
-"""Matrices of any size made of square Walsh-Hadamard blocks, and weights that multiply through these blocks."""
+"""Matrices of any size that consist of square Walsh-Hadamard blocks, and weights that multiply through these blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from bayesify.weights.structured import LocalWeight, StructuredWeight
 
 @dataclass(frozen=True)
 class Blocks:
-    """A cover of a matrix by K square blocks of size D, a power of two. Block entries outside the matrix are cut off.
+    """A cover of a matrix by K square blocks of size D. D is a power of two. Block entries outside the matrix are cut
+    off.
 
     The shorter side is padded to D, and the longer side is a stack of blocks. A single row or column of n
     entries is one block of at least n entries, read row by row.
@@ -40,14 +41,14 @@ class Blocks:
 
     @classmethod
     def cover(cls, rows: int, cols: int) -> Self:
-        """The blocks of a matrix."""
+        """The blocks that cover a matrix."""
         if min(rows, cols) == 1:
             return cls(rows, cols, next_power_of_two(math.isqrt(rows * cols - 1) + 1), 1, "entries")
         size = next_power_of_two(min(rows, cols))
         return cls(rows, cols, size, -(-max(rows, cols) // size), "rows" if rows >= cols else "cols")
 
     def assemble(self, blocks: Tensor) -> Tensor:
-        """The matrix from its blocks: [..., K, D, D] -> [..., rows, cols]."""
+        """Put the blocks together to the matrix: [..., K, D, D] -> [..., rows, cols]."""
         if self.along == "entries":
             flat = blocks.flatten(-3)[..., : self.rows * self.cols]
             found: Tensor = flat.unflatten(-1, (self.rows, self.cols))
@@ -80,10 +81,11 @@ class Blocks:
 
 
 class WalshHadamardWeight(StructuredWeight):
-    r"""A drawn weight $S_1 H \operatorname{diag}(g) H S_2$ in blocks. `F.linear` multiplies by it in O(D log D) without forming it.
+    r"""A drawn weight $S_1 H \operatorname{diag}(g) H S_2$ in blocks. `F.linear` multiplies by it in O(D log D) without
+    forming the matrix.
 
     Shapes:
-        left, g, right: [K, D], or with a leading axis of draws.
+        left, g, right: [K, D]; there may be a leading axis of draws.
     """
 
     def __new__(cls, left: Tensor, g: Tensor, right: Tensor, blocks: Blocks) -> Self:
@@ -104,7 +106,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
-    """Whether to materialize W. If inputs have more rows than W, tensor cores are faster than memory-bound transforms."""
+    """Whether materializing W is faster. If inputs have more rows than W, tensor cores are faster than memory-bound
+    transforms."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.static_[0].size
 
@@ -119,13 +122,14 @@ def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
 class LocalWalshHadamardWeight(LocalWeight):
     r"""A Walsh-Hadamard weight with a separate g for each example, shared by all positions and calls.
 
-    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for example b along the first axis of the input. Each example's output keeps
-    its distribution, and the gradient has less variance. The joint distribution over examples is lost, so only the training
-    objective uses this weight. Outside `F.linear`, or if the rows of a layer's input are not the batch's examples, the weight is
-    one draw for all examples.
+    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for example b along the first axis of the input. The output of
+    each example keeps its distribution, and the gradient has less variance. The joint distribution over examples is
+    lost, so only the training objective uses this weight. Outside `F.linear`, or if the rows of a layer's input are not
+    the examples of the batch, all examples share one draw of the weight.
 
     Shapes:
-        left, mean, std, right: [K, D]; lower: [K, D, D], or [K, 0, 0] for a diagonal $\Sigma$; or with a leading axis of draws.
+        left, mean, std, right: [K, D]; lower: [K, D, D], or [K, 0, 0] for a diagonal $\Sigma$. There may be a leading
+            axis of draws.
     """
 
     drawn_: Tensor
@@ -146,11 +150,11 @@ class LocalWalshHadamardWeight(LocalWeight):
         return cls.wrap(shape, mean, (left, mean, std, lower, right), (blocks, noise, name))
 
     def draw(self) -> Tensor:
-        """The matrix of one g for all examples."""
+        """The matrix with one g for all examples."""
         return self.assemble(self.draw_g(self.components_[1].shape))
 
     def assemble(self, g: Tensor) -> Tensor:
-        """The matrix of each g, [..., K, D]."""
+        """The matrix for each g in [..., K, D]."""
         found: Tensor = self.static_[0].assemble(materialize(self.components_[0], g, self.components_[-1]))
         return found
 
@@ -163,7 +167,7 @@ class LocalWalshHadamardWeight(LocalWeight):
         return torch.addcmul(mean, std, noise)
 
     def by_example(self) -> Tensor:
-        """The g of each example of a pass, [B, K, D]."""
+        """The g of each example in a pass, [B, K, D]."""
         if not self.used_:
             self.drawn_, self.used_ = self.draw_g((self.examples_, *self.components_[1].shape)), True
         return self.drawn_

@@ -13,9 +13,9 @@ from bayesify.maths.planar_flow import IDENTITY_PRODUCT, invertible, planar
 from bayesify.transforms import hadamard
 
 MAX_FULL_SIZE = 4096
-"""Largest block size for a full covariance. At this size its factor alone has 8 million numbers."""
+"""Largest block size for a full covariance. At this size, the factor of the covariance alone has 8 million numbers."""
 NUM_FLOW_DRAWS = 1024
-"""Number of fixed draws from which a flow's moments and KL are computed if no draw is given."""
+"""Number of fixed draws from which the moments and the KL of a flow are computed if no draw is given."""
 
 
 class Diagonal(nn.Module):
@@ -42,7 +42,7 @@ class Diagonal(nn.Module):
         """Draws of g from standard normal noise, and the KL summed over blocks.
 
         Args:
-            noise: [S, K, D].
+            noise: Standard normal noise, [S, K, D].
             prior_std: Prior standard deviation of g, [K, 1] or [S, K, 1].
 
         Returns:
@@ -53,7 +53,7 @@ class Diagonal(nn.Module):
         return torch.addcmul(self.mean_value, std, mixed), self._kl(prior_std, std.square() * growth)
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
-        r"""The noise $\epsilon + N \epsilon$ before scaling and shifting, and the variance of each of its entries."""
+        r"""The noise $\epsilon + N \epsilon$, before it is scaled and shifted, and the variance of each entry."""
         return noise, 1.0
 
     def lower(self) -> Tensor:
@@ -82,16 +82,16 @@ class Diagonal(nn.Module):
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
-        """Set q(g) to p(g), whose standard deviation is [K, 1]."""
+        """Set q(g) to p(g). `prior_std` is the standard deviation of p(g), [K, 1]."""
         self.mean_value.zero_()
         self.log_std.copy_(prior_std.log().expand_as(self.log_std))
 
 
 class Full(Diagonal):
-    r"""$q(g) = \mathcal{N}(\mu, L L^\top)$ with $L = \operatorname{diag}(s) (I + N)$, N strictly lower.
+    r"""$q(g) = \mathcal{N}(\mu, L L^\top)$ with $L = \operatorname{diag}(s) (I + N)$ and N strictly lower triangular.
 
-    Also stored: N packed row by row, `lower_value`, [K, D (D - 1) / 2]. A step of the optimizer then changes a row of L in
-    proportion to its size.
+    Also stored: `lower_value`, N packed row by row, [K, D (D - 1) / 2]. A step of the optimizer therefore changes a row
+    of L in proportion to the size of the row.
     """
 
     name = "full"
@@ -111,7 +111,7 @@ class Full(Diagonal):
         return strict_tril(self.lower_value, self.mean_value.shape[-1])
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
-        """(I + N) noise, [S, K, D], and 1 plus the row sums of N squared, [K, D]."""
+        """(I + N) times the noise, [S, K, D], and 1 plus the sum of squares in each row of N, [K, D]."""
         lower = self.lower()
         return noise + (noise.movedim(0, 1) @ lower.mT).movedim(1, 0), 1 + lower.square().sum(-1)
 
@@ -140,8 +140,8 @@ class Flow(Diagonal):
     $$ g = f_F \circ \dots \circ f_1 (z), \quad z \sim \mathcal{N}(\mu, \operatorname{diag}(s^2)), \qquad
        \log q(g) = \log q(z) - \sum_f \log |\det f'| $$
 
-    The KL of a draw is $\log q(g) - \log p(g)$, an estimate. If no draw is given, KL and moments come from 1024 fixed draws. The
-    base Gaussian's contribution to the moments is exact. The chain starts close to the identity.
+    The KL of a draw is estimated by $\log q(g) - \log p(g)$. If no draw is given, KL and moments come from 1024 fixed
+    draws. The contribution of the Gaussian of z to the moments is exact. The chain starts close to the identity.
 
     Also stored: `u`, `w` [K, F, D], `b` [K, F].
 
@@ -162,7 +162,7 @@ class Flow(Diagonal):
         self.b = nn.Parameter(mean.new_zeros(count, length))
 
     def push(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """g from z [S, K, D] through all layers, and the summed log-determinants [S, K]."""
+        """Push z [S, K, D] through all layers. Returns g, and the sum of the log-determinants, [S, K]."""
         total = z.new_zeros(z.shape[:-1])
         for u, w, b in zip(self.u.unbind(1), self.w.unbind(1), self.b.unbind(1), strict=True):
             z, log_det = planar(z, u, w, b)
@@ -170,7 +170,7 @@ class Flow(Diagonal):
         return z, total
 
     def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws of g, and `log q - log p` of each, [S]."""
+        """Draws of g, and `log q - log p` of each draw, [S]."""
         g, log_det = self.push(torch.addcmul(self.mean_value, self.log_std.exp(), noise))
         ratio = (g / prior_std).square() - noise.square()
         terms = 0.5 * ratio + prior_std.log() - self.log_std  # log q(z) - log p(g) of each entry
@@ -183,17 +183,17 @@ class Flow(Diagonal):
         return torch.stack([self.kl(std) for std in prior_std])
 
     def mean(self) -> Tensor:
-        """E[g] from fixed draws; the base's mean is exact."""
+        """E[g] from fixed draws. The contribution of the Gaussian of z is exact."""
         return self.mean_value + self._moved()[1].mean(0)
 
     def reached_variance(self) -> Tensor:
-        """Variance of the entries of H g from fixed draws; the base's contribution is exact."""
+        """Variance of the entries of H g from fixed draws. The contribution of the Gaussian of z is exact."""
         start, moved = (hadamard(part) for part in self._moved())
         mean = moved.mean(0)
         return super().reached_variance() + (2 * start * (moved - mean) + (moved - mean).square()).mean(0)
 
     def _moved(self) -> tuple[Tensor, Tensor]:
-        """z - E[z] of the fixed draws, and the displacement of each draw by the flow, [n, K, D] each."""
+        """z - E[z] of the fixed draws, and the change of each draw in the flow, [n, K, D] each."""
         centered = self.log_std.exp() * self._noise()
         z = self.mean_value + centered
         return centered, self.push(z)[0] - z
@@ -207,7 +207,7 @@ class Flow(Diagonal):
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
-        """Set the base to p(g) and every layer to the identity."""
+        """Set the Gaussian of z to p(g), and every layer to the identity."""
         super().set_to_prior(prior_std)
         self.u.copy_(IDENTITY_PRODUCT * self.w / self.w.square().sum(-1, keepdim=True))
         self.u.sub_(invertible(self.u, self.w))  # remove the rounding error

@@ -23,15 +23,16 @@ from bayesify.weights.catalog import Layer, Weight
 from bayesify.weights.named_parameters import NamedParameters
 
 MIN_SIZE_FOR_PRODUCTS = 256
-"""Smallest block size for which a linear layer multiplies through its factors. Smaller blocks are faster to materialize."""
+"""Smallest block size for which a linear layer multiplies through its factors. With smaller blocks, it is faster to
+materialize the weight."""
 
 MAX_SIZE_TO_FORM = 1024
-"""Largest block size that a GPU materializes under autocast, because tensor cores are faster than transforms."""
+"""Largest block size for which a GPU materializes weights under autocast, because tensor cores are faster than transforms."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One weight of a group, with the group's blocks from `start` to `stop`.
+    """One weight of a group. Its blocks are those from `start` to `stop`.
 
     If the part is `fast`, linear layers never materialize the weight.
     """
@@ -53,38 +54,40 @@ class WalshHadamard(Posterior):
     $$ W = S_1 H \operatorname{diag}(g) H S_2, \qquad q(g) = \mathcal{N}(\mu, \Sigma), \qquad
        p(g) = \mathcal{N}(0, D \sigma^2 I) $$
 
-    H is the orthonormal transform of size D, a power of two. $S_1$ and $S_2$ are learned diagonals without a prior. $\sigma$ is
-    the prior's standard deviation of the weight. If $S_1$ and $S_2$ are signs, an entry of W has the prior's variance.
-    The KL of g has a closed form with D terms instead of $D^2$. Entry (i, j) of W is $s_{1i} s_{2j} c_{i \oplus j}$ with
-    $c = D^{-1/2} H g$, so the randomness of W has D dimensions and W has no density over all matrices.
+    H is the orthonormal transform of size D, a power of two. $S_1$ and $S_2$ are learned diagonals without a prior.
+    $\sigma$ is the prior standard deviation of the weight. If the entries of $S_1$ and $S_2$ are signs, an entry of W
+    has the prior's variance. The KL of g has a closed form with D terms instead of $D^2$. Entry (i, j) of W is
+    $s_{1i} s_{2j} c_{i \oplus j}$ with $c = D^{-1/2} H g$, so the randomness of W has D dimensions and W has no density
+    over all matrices.
 
-    A matrix of another shape is padded and stacked from blocks, each with its own parameters (see `Blocks`). A layer with one
-    output or one input is one reshaped block. A convolution kernel is a matrix of outputs x (inputs x kernel) that each draw
-    materializes. Linear layers with blocks of at least 256 multiply in O(D log D) without materializing W. Smaller layers
-    materialize W, which is faster for them. Biases and other vectors are independent Gaussians that start at the network's
-    values.
+    A matrix of another shape is padded, and it is a stack of blocks with their own parameters (see `Blocks`). For a
+    layer with one output or one input, the matrix is one reshaped block. A convolution kernel is a matrix of outputs x
+    (inputs x kernel) that each draw materializes. Linear layers with blocks of at least 256 multiply in O(D log D)
+    without materializing W. Smaller layers materialize W, because this is faster for them. Biases and other vectors are
+    independent Gaussians that start at the network's values.
 
-    Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and q(g) with `mean_value`, `log_std` and the
-    parameters of its family. A block with a diagonal q(g) has 4 D numbers.
+    Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and, for q(g), `mean_value`, `log_std`
+    and the other parameters of its family. A block with a diagonal q(g) has 4 D numbers.
 
     Args:
-        covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers; its KL is
-            an estimate from each draw).
+        covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers, whose KL is
+            estimated from each draw).
         flow_length: Number of planar layers of a flow.
         init_std: Standard deviations of W before training. The default is a tenth (less before BatchNorm) of the root mean
             square of the weight.
         init: How W starts. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs, scaled so that W is a multiple of an
-            orthogonal matrix and as large as the network's own weight. With `"network"`, W is the nearest matrix that
-            alternating least squares finds (`maths.walsh_hadamard.nearest`). This matrix is far from a trained weight, because
-            D numbers cannot represent D x D weights. With `"residual"`, the weights of a trained network are stored without
-            being trained, and W is added to them, with $\mu = 0$ and random signs for $S_1$ and $S_2$. The prior is then
-            centered on the network, which has already seen the data, and the posterior is no smaller than the network.
+            orthogonal matrix and as large as the network's own weight. With `"network"`, W is the matrix nearest to the
+            network's weight that alternating least squares finds (`maths.walsh_hadamard.nearest`). This matrix is far
+            from a trained weight, because D numbers cannot represent D x D weights. With `"residual"`, W is added to
+            the weights of a trained network, which are stored but not trained further. $\mu$ starts at 0, and $S_1$ and
+            $S_2$ at random signs. The prior is then centered on a network that has already seen the data, and the
+            posterior is no smaller than the network.
         local_reparameterization: Whether the training objective draws a separate g for each example in linear layers.
             Predictions always share g over examples, so that a draw is a function.
 
     Raises:
-        ValueError: If a name is unknown, `flow_length` is below 1, `init_std` is not positive, or a flow is combined with
-            `local_reparameterization`.
+        ValueError: If a name is unknown, if `flow_length` is below 1, if `init_std` is not positive, or if a flow is
+            combined with `local_reparameterization`.
     """
 
     name = "walsh_hadamard"
@@ -153,7 +156,7 @@ class WalshHadamard(Posterior):
         self.capturable = not any(part.linear if self.local_reparameterization else part.fast for part in every)
 
     def _start(self, size: int, parts: list[_Part], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Initial $s_1$, mean of g and $s_2$ of a group, [K, D] each, and standard deviation of W, [K, 1]."""
+        """Initial values of a group: $s_1$, the mean of g and $s_2$, [K, D] each, and the standard deviation of W, [K, 1]."""
         found = []
         for part in parts:
             matrix = part.weight.to_matrix(values[part.weight.name])
@@ -190,7 +193,8 @@ class WalshHadamard(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw g of all blocks with one call for noise. Weights are materialized, or stay factored in linear layers."""
+        """Draw g of all blocks; one call draws all noise. Weights are materialized, but those of large linear layers
+        stay factored."""
         weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
@@ -208,14 +212,14 @@ class WalshHadamard(Posterior):
         return {name: weights[name] + base[name] if name in base else weights[name] for name in self.sizes()}
 
     def _draw_g(self, request: DrawRequest) -> tuple[list[Tensor], Tensor]:
-        """Draws of g of every group, [S, K, D] each, and the KL of all, a scalar or [S]."""
+        """Draws of g for every group, [S, K, D] each, and the KL of all groups together, a scalar or [S]."""
         families = [self.family(size) for size in self.groups]
         shapes = [family.mean_value.shape for family in families]
         flat = request.normals([shape.numel() for shape in shapes], families[0].mean_value)
         noise = [eps.view(request.num_draws, *shape) for eps, shape in zip(flat, shapes, strict=True)]
         stds = [self.prior_std(size, request.prior) for size in self.groups]
         if self.covariance == "diagonal" and all(std.ndim == 2 for std in stds):
-            # In units of p(g), as one autograd node.
+            # Compute the KL in units of p(g), as one autograd node.
             means = [family.mean_value / std for family, std in zip(families, stds, strict=True)]
             logs = [family.log_std - std.log() for family, std in zip(families, stds, strict=True)]
             units, kl = draw_diagonals(means, logs, noise, [1.0] * len(stds))
@@ -247,7 +251,8 @@ class WalshHadamard(Posterior):
     def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Weights from the D distinct numbers of each block, [..., K, D]. One call makes all weights if all are materialized."""
+        """Weights from the D distinct numbers of each block, [..., K, D]. If all weights are materialized, one call
+        makes them."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)
@@ -259,20 +264,20 @@ class WalshHadamard(Posterior):
     # -- bound and moments -----------------------------------------------------------------------------------------
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """KL of g of all blocks and of the vectors, in nats. For a flow it is an estimate from fixed draws."""
+        """KL of all g and of the vectors, in nats. For a flow, it is estimated from fixed draws."""
         total: Any = self.vectors.kl(prior) if self.vectors is not None else 0.0
         for size in self.groups:
             total = total + self.family(size).kl(self.prior_std(size, prior))
         return torch.as_tensor(total)
 
     def mean(self) -> dict[str, Tensor]:
-        """E[W] = S_1 H diag(E[g]) H S_2. For a flow it is an estimate from fixed draws."""
+        """E[W] = S_1 H diag(E[g]) H S_2. For a flow, it is estimated from fixed draws."""
         return self._moments("mean")
 
     def variance(self) -> dict[str, Tensor]:
         r"""$s_{1i}^2 s_{2j}^2 \operatorname{Var}(c_{i \oplus j})$ in closed form.
 
-        For a flow it is an estimate from fixed draws.
+        For a flow, it is estimated from fixed draws.
         """
         return self._moments("variance")
 
@@ -288,7 +293,8 @@ class WalshHadamard(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Set q(g) to p(g), and S_1 and S_2 to their signs. Each entry of W then has the prior's mean and variance."""
+        """Set q(g) to p(g), and replace the entries of S_1 and S_2 by their signs. Each entry of W then has the prior's
+        mean and variance."""
         if len(self.base):
             raise ValueError(
                 "WalshHadamard: with init='residual' q is centered on the network's weights; use init='network'"
@@ -312,10 +318,10 @@ class WalshHadamard(Posterior):
 
 
 def _forms_all(request: DrawRequest, g: Tensor) -> bool:
-    """Whether a draw materializes all blocks of a size at once: on a GPU under autocast, up to `MAX_SIZE_TO_FORM`."""
+    """Whether a draw materializes all blocks of a size at once. This is so on a GPU under autocast, up to `MAX_SIZE_TO_FORM`."""
     return request.autocast is not None and g.is_cuda and g.shape[-1] <= MAX_SIZE_TO_FORM
 
 
 def _is_matrix(weight: Weight) -> bool:
-    """Whether a weight is covered by blocks, and is not a vector."""
+    """Whether a weight is a matrix that blocks cover, and not a vector."""
     return len(weight.shape) >= 2
