@@ -1,4 +1,4 @@
-"""Training of a deep ensemble in the memory of a single member."""
+"""Training of a deep ensemble, one member at a time, to save memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base classes of VOGN, IVON and noisy K-FAC: natural gradient steps on a Gaussian posterior, and training with them."""
+"""Base classes of VOGN, IVON and noisy K-FAC, which train a Gaussian posterior by natural gradient steps."""
 
 from __future__ import annotations
 

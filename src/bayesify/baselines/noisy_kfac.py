@@ -68,7 +68,7 @@ class NoisyKFAC(LayerwiseTrainer):
             information. `"exact"` uses the columns of a square root of the Fisher information, with one backward pass per output.
             `"empirical"` uses the gradients of the log-likelihood of the targets, at no extra cost.
         factor_every: Number of steps between observations of A and S.
-        inverse_every: Number of steps between factorizations, each of which updates the posterior's covariance.
+        inverse_every: Number of steps between factorizations. Each factorization updates the posterior's covariance.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with `MatrixNormal` posteriors.

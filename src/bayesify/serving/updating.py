@@ -94,7 +94,7 @@ def update_table(
 
 
 def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> None:
-    """Raise `InputError` if a column of the table is missing or holds another kind of cells than in training."""
+    """Raise `InputError` if a column of the table is missing, or if the kind of its cells differs from training."""
     for column in (*(column.name for column in about.columns), about.target):
         if column not in frame.columns:
             raise InputError(
