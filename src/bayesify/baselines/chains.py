@@ -60,7 +60,7 @@ class Chains(FixedDraws):
     Args:
         draws: All C T draws, one chain after the other.
         likelihood: p(y | outputs).
-        output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
+        output: Name or index of the output that the likelihood uses, if the network has several; see `bayesianize`.
         log_density: log p(w, y) of each draw, [C, T].
         energy_error: Root mean square energy error of each chain, [C].
         acceptance: Share of accepted proposals of each chain, [C].

@@ -27,7 +27,7 @@ class FixedDraws(Drawable):
     Args:
         draws: The draws, such as the result of `baselines.nuts`.
         likelihood: p(y | outputs).
-        output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
+        output: Name or index of the output that the likelihood uses, if the network has several; see `bayesianize`.
     """
 
     @checked

@@ -29,7 +29,7 @@ class LayerPass:
         weights: Mapping from names to the weights of one draw, without an axis of draws. They are detached.
         rules: Mapping from module names to the rules of the layers whose inputs are kept.
         args, kwargs: Positional and keyword inputs of B examples.
-        output: Name or index of the output to use, if there are several.
+        output: Name or index of the output to use, if the network has several.
 
     Attributes:
         outputs: The network's outputs, [B, ...], connected to the autograd graph.

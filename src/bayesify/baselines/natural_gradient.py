@@ -406,7 +406,7 @@ class LayerwiseTrainer(NaturalGradient):
 
 
 class _LayerwiseSteps(TrainerUpdate):
-    """Adapter through which `fit` takes a trainer's steps."""
+    """Adapter with which `fit` calls the `step` of a trainer."""
 
     takes_steps = True
 

@@ -61,7 +61,7 @@ NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
 
 
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
-    """Learning rate of SGD that suits a likelihood.
+    """A learning rate of SGD that suits the noise of a likelihood.
 
     If the Gaussian noise variance is below a tenth of `spread`, the variance of the targets, the rate shrinks in proportion to
     the noise variance, because the loss becomes steeper by the same factor.
@@ -92,7 +92,7 @@ class SWAG(Drawable):
         likelihood: Likelihood p(y | outputs), as an instance, a name or plain data.
         rank: Largest number of columns of D; 0 for a diagonal covariance.
         scale: Factor c on the covariance; a value below 1 tempers the posterior.
-        output: Name or index of the output that the likelihood applies to, if there are several; see `bayesianize`.
+        output: Name or index of the output that the likelihood uses, if the network has several; see `bayesianize`.
 
     Attributes:
         count: Number of collected iterates.

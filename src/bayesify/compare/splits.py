@@ -136,8 +136,8 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
     blocks = count_folds(len(order))
     if index >= blocks:
         raise InputError(
-            f"split {index + 1}: only {blocks} splits by time are possible, one per block of the later half of the rows; give at "
-            f"most --splits {blocks}"
+            f"split {index + 1}: only {blocks} splits by time are possible, one per block of the later half of the rows; "
+            f"give --splits {blocks} or fewer"
         )
     cuts = [len(order) // 2 + block * (len(order) - len(order) // 2) // blocks for block in range(blocks + 1)]
     # Rows with the same time stay together if there are enough different times.

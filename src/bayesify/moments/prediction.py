@@ -151,7 +151,7 @@ class _Network:
     Args:
         runner: Runner of the network.
         weights: Moments of the weights.
-        output: Name or index of the output to use, if there are several.
+        output: Name or index of the output to use, if the network has several.
         decisions: Cache of decisions for the current state of each posterior.
     """
 

@@ -46,7 +46,7 @@ def last_layer(
         weights: Mapping from names to the network's trainable weights.
         args: Positional inputs. Only two examples are run.
         kwargs: Keyword inputs.
-        output: Key of the output, if there are several.
+        output: Key of the output to use, if the network has several.
         values: Values of the weights; by default the network's own values.
         owner: Name of the caller for error messages.
         seen: Function that is called with the outputs of the examples.
@@ -104,7 +104,7 @@ def output_gain(
         weights: The weights of the layer.
         args: Positional inputs. Only some examples are run.
         kwargs: Keyword inputs.
-        output: Key of the output, if there are several.
+        output: Key of the output to use, if the network has several.
     """
     probes: list[Tensor] = []
 
