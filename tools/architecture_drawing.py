@@ -1,4 +1,4 @@
-"""The drawing of the architecture page, made from the package's imports. Run this program after imports between rooms changed.
+"""The drawing of the architecture page, made from the package's imports. Run this program when imports between rooms have changed.
 
 python -m tools.architecture_drawing
 """

@@ -1,4 +1,4 @@
-"""Writer of papers/tables.json and docs/experiments/every-table.md: published numbers of the five papers next to ours.
+"""Writer of papers/tables.json, docs/experiments/every-table.md and claims.md: published numbers of five papers next to ours.
 
 python -m tools.every_table     # from tools/every_table.toml, tools/paper_claims, the papers' published.toml and papers/results
 """
@@ -240,7 +240,7 @@ PLACES = {
 
 
 def _place(table: Mapping[str, Any], axis: str, value: str) -> str:
-    """Text of an axis and its value in a sentence."""
+    """Text of an axis and its value in a sentence, for example "at severity 1"."""
     if axis == "metric":
         return METRICS.get(value, value.replace("_", " "))
     name = (DATASETS | table.get("labels", {})).get(value, value.replace("_", " "))
@@ -305,7 +305,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
 
 
 def _both(table: Mapping[str, Any], mine: Mapping[Key, Cell], key: Key) -> tuple[Cell, Cell]:
-    """Our compared number, and the number next to it, for example of the mixture if single draws are compared."""
+    """Our compared number, and our number next to it. For example, if scores of single draws are compared, the score of the mixture."""
     usual = mine.get(key, {})
     compared = tuple(table.get("compared", {}).get(part, part) for part in key)
     return (mine[compared], usual) if compared != key and compared in mine else (usual, {})
@@ -464,7 +464,7 @@ def _together(rows: list[Cell]) -> Cell:
 
 
 def _rows(read: Any, path: Path, name: str) -> list[Cell]:
-    """Rows of one file. It is copied to a folder because readers take the folder that an experiment wrote."""
+    """Rows of one file. The file is copied to a folder, because readers take the folder that an experiment wrote."""
     with TemporaryDirectory() as folder:
         shutil.copy(path, Path(folder) / (path.name if path.suffix == ".jsonl" else name))
         rows: list[Cell] = read(Path(folder))

@@ -1,4 +1,4 @@
-"""Tables of the documentation, made from the committed results. Run this program after results changed.
+"""Tables of the documentation, made from the committed results. Run this program when results have changed.
 
 python -m tools.paper_pages
 """

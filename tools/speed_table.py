@@ -35,7 +35,7 @@ ON_CPU = {
 
 
 def tables() -> str:
-    """Both tables in Markdown, each with its machine and its command."""
+    """The generated part of the page in Markdown. Each table names its machine and its command."""
     gpu, cpu = stored("resnets_gpu"), stored("foundation_cpu")
     rows = [
         [f"{title}, {name}", *(number(gpu["figures"].get(f"{network}/{posterior}/{column}")) for column in COLUMNS)]
