@@ -305,7 +305,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
 
 
 def _both(table: Mapping[str, Any], mine: Mapping[Key, Cell], key: Key) -> tuple[Cell, Cell]:
-    """Our compared number, and our number next to it. For example, if scores of single draws are compared, the score of the mixture."""
+    """Our compared number, and our number next to it, such as the score of the mixture if single draws are compared."""
     usual = mine.get(key, {})
     compared = tuple(table.get("compared", {}).get(part, part) for part in key)
     return (mine[compared], usual) if compared != key and compared in mine else (usual, {})

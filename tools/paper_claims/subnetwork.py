@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tools.paper_claims.reading import NAMES, Verdict, listed, matching, medians_by_system, read
+from tools.paper_claims.reading import NAMES, Verdict, at, listed, matching, medians_by_system, read
 
 TIMES = ("train_seconds", "select_seconds", "fit_seconds")
 """Costs of a system on images before it predicts."""
@@ -149,9 +149,12 @@ def _by_network(
 def uci_larger_map(folder: Path) -> Verdict:
     """On standard splits, the largest network has a higher test log-likelihood under MAP than the smallest."""
     found = {name: _by_network(own, lambda one: one[0]) for name, own in _uci(folder).items()}
-    words = ". ".join(f"{name}: {listed(own, 3)}" for name, own in found.items())
+    words = ". ".join(f"{name}: {at(own, '({})', 3)}" for name, own in found.items())
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
-    return shown, f"Test log-likelihood of MAP by layers x width, means over complete splits. {words}{_not_run(found)}"
+    return shown, (
+        "Test log-likelihood of MAP, means over complete splits, with layers x width in parentheses. "
+        f"{words}{_not_run(found)}"
+    )
 
 
 def uci_larger_gain(folder: Path) -> Verdict:
@@ -160,10 +163,10 @@ def uci_larger_gain(folder: Path) -> Verdict:
     for name, own in _uci(folder).items():
         size = min(weights for scores in own.values() for weights in scores if weights)
         found[name] = _by_network(own, lambda one, size=size: one[size] - one[0])  # type: ignore[misc]
-    words = ". ".join(f"{name}: {listed(own, 4)}" for name, own in found.items())
+    words = ". ".join(f"{name}: {at(own, '({})', 4)}" for name, own in found.items())
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
     return shown, (
-        "The subnetworks have as many weights as the smallest network. Gain over MAP in nats, by layers x width. "
+        "The subnetworks have as many weights as the smallest network. Gain over MAP in nats, with layers x width in parentheses. "
         f"{words}{_not_run(found)}"
     )
 
