@@ -305,9 +305,12 @@ PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
     "function-space": {
         "toy": _function_space_toy,
         "fashion_mnist": _function_space,
+        "fashion_mnist_noise": _function_space,
+        "fashion_mnist_map": _function_space,
         "cifar10": _function_space,
         "cifar10_fsvi": _function_space,
         "cifar10_mfvi": _function_space,
+        "cifar10_map": _function_space,
     },
     "subnetwork": {"corrupted_cifar": _corrupted_cifar},
 }
