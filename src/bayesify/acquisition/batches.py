@@ -33,7 +33,7 @@ def batch_bald(
     $$ I(y_{1:q}; w) = H[y_{1:q}] - \sum_i \tfrac1S \sum_s H[p_s(y_i)], \qquad p(y_{1:q}) = \tfrac1S \sum_s \prod_i p_s(y_i) $$
 
     The chain rule gives the information that example n adds to the chosen examples, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] -
-    \tfrac1S \sum_s H[p_s(y_n)]$. Hypothetical labels of the chosen examples weight the draws by $p(s | y_{1:q})$, and
+    \tfrac1S \sum_s H[p_s(y_n)]$. Given hypothetical labels of the chosen examples, draw s has the weight $p(s | y_{1:q})$, and
     $p(y_n | y_{1:q})$ is the mixture with these weights. All $C^q$ configurations of labels are enumerated if there are at most
     `num_configurations`. Otherwise `num_configurations` of them are sampled, equally many from each draw. If each draw is
     certain of a chosen example's label, a copy of the example adds nothing, whereas `bald` scores the copy as high as the original.

@@ -93,7 +93,7 @@ def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
 
 
 def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Compare arrays with the known size and checksum of a set, a key of `REGRESSION_SHA256` or `CLASSIFICATION_SHA256`."""
+    """Compare arrays with the known size and checksum of a set. `name` is in `REGRESSION_SHA256` or `CLASSIFICATION_SHA256`."""
     if name in REGRESSION_SHA256:
         found, expected = digest_all(arrays), REGRESSION_SHA256[name]
     else:

@@ -11,7 +11,7 @@ $$ \sum_q x_c(q)\, x_e(q + \delta) = \frac1P \sum_f \overline{X_c(f)}\, X_e(f)\,
 1. `_spectrum` transforms x and y, concatenated, into real and imaginary parts; a real map needs half of the frequencies.
 2. `correlate` multiplies, for each frequency, all channels by all channels in one product that sums over examples.
 3. `_waves` contains cosine and sine of $2 \pi f \delta / P$ for the requested lags; one more product sums over f.
-4. `correlate_gradient` goes back the same way: waves over lags, one product per frequency, `_maps` from spectra to maps.
+4. `correlate_gradient` reverses these steps: a sum over lags, one product per frequency, and `_maps` from spectra to maps.
 """
 
 from __future__ import annotations
