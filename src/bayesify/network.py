@@ -315,7 +315,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @property
     def training_draws(self) -> int:
-        """Draws per training step: the largest number that any of the posteriors recommends."""
+        """Number of draws per training step: the largest number that any posterior recommends."""
         return max(posterior.training_draws for posterior in self.posteriors)
 
     @property

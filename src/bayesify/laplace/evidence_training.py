@@ -111,7 +111,7 @@ def fit_with_evidence(
 
 @torch.no_grad()
 def maximize_evidence(laplace: Laplace, precisions: dict[str, float]) -> float:
-    """Update the precisions of all layers, in place, so that the evidence increases with the curvature of a fitted
+    """Update the precisions of all layers, in place, to increase the evidence. The curvature is that of a fitted
     approximation.
 
     Returns:

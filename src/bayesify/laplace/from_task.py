@@ -47,7 +47,7 @@ def laplace_around(
     """The posterior around a trained network, in evaluation mode. The prior is not yet bound to the network.
 
     If there are more than `most` weights, the covariance over all weights is Kronecker-factored. By default, `most` is
-    the number of weights whose full covariance fits into memory.
+    the largest number of weights whose full covariance fits into memory.
     """
     weights = catalog(net).trainable
     total = sum(weight.numel for weight in weights.values())

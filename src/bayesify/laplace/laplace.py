@@ -565,7 +565,7 @@ class Laplace(Drawable):
 
     @contextmanager
     def _shown_draws(self, show: bool) -> Iterator[Callable[[], None] | None]:
-        """Show how many passes over the data are done, on a terminal."""
+        """On a terminal, show how many passes over the data are done."""
         columns, sampling = ("{task.description}", "bar", "percent", "left"), self.sampling
         assert self.subset is not None
         steps = sampling.steps + 1 if sampling.takes_minibatches else sampling.iterations + 2
@@ -787,7 +787,8 @@ class Laplace(Drawable):
             if subset.count(name) < everything.count(name):
                 raise ValueError(
                     f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(name)} of "
-                    f"{subset.weights[name].numel} entries of {name} are chosen; use 'full', or a subset by names"
+                    f"{subset.weights[name].numel} entries of {name} are chosen; use 'full', or choose the subset by "
+                    "names"
                 )
 
     def _curvature(

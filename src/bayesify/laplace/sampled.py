@@ -41,7 +41,8 @@ MAX_DRAW_ERROR = 0.5
 residual network with 11,420 weights and 200 digits, standard deviations were wrong by 10 % at a relative error of 0.97,
 and by 3 % at a relative error of 0.49."""
 LOG_PRECISION_STEP = math.log(4.0)
-"""Largest decrease of the logarithm of the prior precision in one update, because each update starts from the previous draws."""
+"""Largest decrease of the logarithm of the prior precision in one update. It is limited because each update starts from
+the previous draws."""
 LOG_PRECISION_RISE = math.log(16.0)
 """Increase of the logarithm of the prior precision if draws do not converge."""
 MAX_LOG_PRECISION_RISE = math.log(256.0)
@@ -53,7 +54,7 @@ MOMENTUM = 0.9
 RELATIVE_RATE = 0.2
 """Learning rate of the minibatch solver times the largest eigenvalue of a minibatch's preconditioned equations."""
 NUM_POWER_ITERATIONS = 10
-"""Number of products with the equations of a minibatch from which their largest eigenvalue is estimated."""
+"""Number of power iterations that estimate the largest eigenvalue of the equations of a minibatch."""
 MAX_GROWTH = 3.0
 """The learning rate is too large if the norm of the solution exceeds this multiple of its initial norm."""
 STEPS_BETWEEN_CHECKS = 50
@@ -103,7 +104,7 @@ class Sampled:
         batch: Largest number of examples in a step of the minibatch solver. Larger batches of the loader are split.
         examples: Largest number of examples for conjugate gradients. If there are more data, this many examples are
             sampled to represent all data; see `choose_examples`. With K examples, O outputs and $\gamma$ effective
-            parameters, the width of draws is too large by a relative error of about $\gamma / (3 K O)$.
+            parameters, the draws are too wide by a relative error of about $\gamma / (3 K O)$.
     """
 
     num_draws: Count = 16
@@ -154,7 +155,8 @@ class Sampled:
 
     @property
     def search_iterations(self) -> int:
-        """Iterations for each prior precision that is tried. They are few, because each starts from an earlier solution."""
+        """Iterations for each prior precision that is tried. Few iterations suffice, because each precision starts from
+        an earlier solution."""
         return -(-self.iterations // 2)
 
 
@@ -858,7 +860,7 @@ class DrawSolver:
         return SampledCovariance(equations.subset, self.draws, equations.prior, equations.factor)
 
     def _write(self, *, always: bool = False) -> None:
-        """Write the draws so far, unless the last write was less than `MIN_SECONDS_BETWEEN_WRITES` ago."""
+        """Write the draws so far, unless the last write was less than `MIN_SECONDS_BETWEEN_WRITES` seconds ago."""
         if self._checkpoint is None or not (always or time.monotonic() - self._written > MIN_SECONDS_BETWEEN_WRITES):
             return
         solved = {key: getattr(self._equations, key) for key in ("rate", "num_minibatches")}

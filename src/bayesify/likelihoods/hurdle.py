@@ -15,11 +15,11 @@ class Hurdle(NumberLikelihood):
     $$ \log p(y | f) = [y = 0] \log \pi + [y > 0] \bigl(\log (1 - \pi) + \log \mathcal{N}(\log y; f, v) - \log y\bigr) $$
 
     This is a hurdle model (Cragg 1971; Duan et al. 1983 for log-normal amounts): the network predicts separately whether there is
-    an amount and how large it is. The network's last axis holds O locations f, clipped to [-20, 20], O values $\log v$, clipped
-    to [-12, 2], and O logits of $\pi$, clipped to [-20, 20]. With $\log v \le 2$ the mean is at most 40 times the median amount.
-    For a larger spread, data cannot determine the mean. The Fisher matrix in these three outputs is
-    $\operatorname{diag}((1 - \pi) / v, (1 - \pi) / 2, \pi (1 - \pi))$. Targets are [B, O] and at least 0. Scale the targets so that
-    amounts are around 1.
+    an amount and how large it is. The network's last axis holds O locations f (clipped to [-20, 20]), O values $\log v$
+    (clipped to [-12, 2]), and O logits of $\pi$ (clipped to [-20, 20]). With $\log v \le 2$ the mean is at most 40
+    times the median amount. For a larger spread, data cannot determine the mean. The Fisher matrix in these three
+    outputs is $\operatorname{diag}((1 - \pi) / v, (1 - \pi) / 2, \pi (1 - \pi))$. Targets are [B, O] and at least 0.
+    Scale the targets so that amounts are around 1.
     """
 
     name = "hurdle"

@@ -21,8 +21,8 @@ class Dropout(Posterior):
 
     $$ W = M \operatorname{diag}(z) / (1 - \text{rate}), \qquad z_j \sim \text{Bernoulli}(1 - \text{rate}) $$
 
-    with one $z_j$ per input feature or input channel. A draw uses one mask for all examples, so it is a function of the input.
-    These weights are not masked:
+    with one $z_j$ per input feature or input channel. A draw uses one mask for all examples, so a draw is a function of
+    the input. These weights are not masked:
 
     - biases, embeddings and custom parameters;
     - the network's first layer, unless `first_layer` is true, because a mask would drop features of the data;
@@ -78,7 +78,7 @@ class Dropout(Posterior):
         return wanted and weight.units is not None and not weight.is_bias and weight.kind == "matrix"
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw one mask per layer and draw, and multiply the weights by the masks."""
+        """For each draw, choose one random mask per layer, and multiply the weights by the masks."""
         masked = {weight.name: weight for weight in self.weights if self.masked(weight)}
         sizes = [weight.groups * (weight.units or 0) for weight in masked.values()]
         like = self.value.values()[0]

@@ -41,11 +41,12 @@ class MeanField(Posterior):
         local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each example
             once (see `LocalGaussian`). Other layers and predictions draw weights. Gradients are less noisy than with
             drawn weights, but a step takes longer.
-        units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"` it is the mean divided
-            by the prior's standard deviation, or by its typical initial value if the prior draws it. A step of Adam
-            then moves each mean by the learning rate times this standard deviation, in layers of any width, as in the
-            code of Ober & Aitchison (2021). With `"weight"`, a learning rate of 0.01 moves the means of a layer with
-            288 inputs by 0.17 prior standard deviations, and global inducing points in the layers above diverge.
+        units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"` it is the
+            mean divided by the prior's standard deviation. If the prior draws its standard deviation, the divisor is
+            the typical initial value. A step of Adam then moves each mean by the learning rate times this standard
+            deviation, in layers of any width, as in the code of Ober & Aitchison (2021). With `"weight"`, a learning
+            rate of 0.01 moves the means of a layer with 288 inputs by 0.17 prior standard deviations, and global
+            inducing points in the layers above diverge.
 
     Raises:
         ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.

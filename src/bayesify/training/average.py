@@ -32,8 +32,8 @@ class Average:
 
     Args:
         decay: $\gamma$, the weight of the previous average in each step.
-        start: Share of the run after which the average begins. If the run has a variational phase, it begins after the
-            MAP phase.
+        start: Share of the run after which the average begins. If the run has a variational phase, the average begins
+            after the MAP phase.
 
     Raises:
         ValueError: If an argument is out of range.

@@ -131,7 +131,7 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
         return _checked(*item)
     raise TypeError(
         f"a batch has type {type(item).__name__}; give (inputs, targets), a dict or a dataclass, or pass read_batch= "
-        "to convert it; for tensors in memory: DataLoader(TensorDataset(x, y), batch_size=...)"
+        "to convert it; for tensors in memory, use DataLoader(TensorDataset(x, y), batch_size=...)"
     )
 
 
@@ -177,8 +177,8 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
             )
     if y.ndim == 0:
         raise ValueError(
-            "a batch's targets are a single number; give one row per example, [B] or [B, ...]; "
-            "for a data set: DataLoader(dataset, batch_size=...)"
+            "a batch's targets are a single number; give one row per example, [B] or [B, ...]; for a dataset, use "
+            "DataLoader(dataset, batch_size=...)"
         )
     if y.shape[0] == 0:
         raise ValueError("a batch has no examples; drop empty batches in the loader")
@@ -350,7 +350,7 @@ class ResidentLoader:
 
 
 def as_resident(loader: Any, device: torch.device) -> Any:
-    """A loader that keeps its data on the GPU, if the data are tensors that fit into its memory; otherwise the loader itself."""
+    """A loader that keeps its data on the GPU, if the data are tensors that fit into GPU memory; otherwise the loader itself."""
     plain = type(loader) is DataLoader and type(loader.dataset) is TensorDataset
     if device.type != "cuda" or not plain or loader.collate_fn is not default_collate or loader.batch_sampler is None:
         return loader

@@ -52,7 +52,7 @@ def check(
         model: A `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over a predictor.
         loader: Batches of training or held-out data, as for `fit`.
         start: The network from which training started, or a predictor.
-        losses: Negative objective per example, in nats, of each step or epoch of your own loop, in order.
+        losses: Negative objective per example in nats, for each step or epoch of your own loop, in order of time.
         held_out: Whether the loader's data were held out of training. On held-out data, a smaller difference from
             `start` is enough for a finding.
         num_data: N, the number of training examples; by default the number of examples in the loader.

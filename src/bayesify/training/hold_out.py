@@ -43,7 +43,8 @@ class StoppedSteps:
         batch_size: Maximum number of rows of each network in a step.
         max_steps: Maximum number of steps.
         check_every: Number of steps between two checks on the held-out rows.
-        patience: Number of checks without an improvement after which training ends. It is shorter if the best check came early.
+        patience: Number of checks without an improvement after which training ends. The number is smaller if the best
+            check came early.
         learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
     """
 

@@ -297,7 +297,7 @@ class TrainingLoop:
             reason = "the network does not use all of its parameters; freeze the rest with requires_grad_(False)"
         try:
             return type(error)(f"{where}{reason}{kept}")
-        except Exception:  # the constructor needs more than a message, as that of UnicodeDecodeError does
+        except Exception:  # some constructors, such as that of UnicodeDecodeError, need more than a message
             error.add_note(f"{where}{reason}{kept}")
             return error
 

@@ -20,8 +20,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 Slope = Callable[[Tensor], Sequence[Tensor | None]]
 """Backward pass of a layer: from the gradient of its outputs to the gradients of its inputs, bias and weight."""
 SLOPES: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {nn.SiLU: torch.ops.aten.silu_backward.default}
-"""Backward pass of activations: from the gradient of the outputs, and the inputs, to the gradient of the inputs. Autograd
-differentiates other activations."""
+"""Backward pass of each activation. It takes the gradient of the outputs and the inputs, and returns the gradient of
+the inputs. Autograd differentiates other activations."""
 
 
 class Perceptrons:

@@ -23,7 +23,7 @@ MIN_SLOW_GAIN_NATS, MIN_PROGRESS_SHARE = 0.02, 0.25
 value as a share of the total gain. (On a straight line, the last third has a third of the gain.) This does not apply to
 the bound, because its KL falls for a long time with little effect on predictions."""
 TREND_SIGNIFICANCE_STDS = 3.0
-"""Standard deviations of the Mann-Kendall statistic above which a trend is significant."""
+"""A trend is significant if the Mann-Kendall statistic exceeds this many standard deviations."""
 MIN_TREND_WINDOWS = 7
 """Minimum number of values whose trend can be significant. If all values are in order, 7 values reach
 `TREND_SIGNIFICANCE_STDS`."""

@@ -309,7 +309,8 @@ class Watch:
         return found
 
     def _stored_score(self, history: History) -> Score:
-        """Validation score of the epoch whose model the run returns. A continued run may return an epoch before its start."""
+        """Validation score of the epoch whose model the run returns. A continued run may return an epoch from before
+        the interruption."""
         assert self.start is not None
         row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
         best = Score(

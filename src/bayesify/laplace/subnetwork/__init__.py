@@ -1,4 +1,4 @@
-"""Subnetworks of `Laplace`: the weights of a trained network that get a posterior."""
+"""Subnetworks for `Laplace`. A subnetwork is the set of weights of a trained network that get a posterior."""
 
 from bayesify.laplace.subnetwork.gap import posterior_gap
 from bayesify.laplace.subnetwork.selectors import (

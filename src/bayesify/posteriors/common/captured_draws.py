@@ -159,7 +159,8 @@ class CapturedDraw:
         named = {name: value for name, value in posterior.named_parameters() if value.requires_grad}
         self.parameters = list(named.values())
         self.pending: weakref.ref[_Use] | None = None
-        # If the caller still holds a loss, it ties the parameters' gradients to its stream, which a capture forbids.
+        # A loss that the caller still holds ties the parameters' gradients to the stream of the loss, which a capture
+        # forbids.
         leaves = {name: value.detach().requires_grad_() for name, value in named.items()} if training else {}
 
         def run(request: DrawRequest = request) -> list[Tensor]:

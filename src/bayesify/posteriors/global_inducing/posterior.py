@@ -129,8 +129,8 @@ class GlobalInducing(Posterior):
         self.covariance, self.learned, self.kl_form = covariance, learned, kl_form
         if init == "network" and learned == "last":
             raise ValueError(
-                "GlobalInducing: init='network' starts every layer at the network's outputs, but learned='last' draws the lower "
-                "layers from the prior; use init='random'"
+                "GlobalInducing: init='network' starts every layer at the network's outputs, but learned='last' draws "
+                "the earlier layers from the prior; use init='random'"
             )
         self.last_precision, self.init = last_precision, init
         self.shares_statistics = self.starts_at_network = init == "network"

@@ -67,7 +67,7 @@ class NoiseShapes:
     def draw(
         self, request: DrawRequest, like: Tensor, blocks: Sequence[Sequence[Sequence[Layer]]], seed: Tensor | None
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """The noise for U of each family, and the noise of each block, with the shapes from `noise_shapes`.
+        """The noise for U of each family, and the noise of each block, with the shapes of this object.
 
         If a `seed`, [1], is given, the result omits the noise of W's size, because a kernel generates it.
         """
