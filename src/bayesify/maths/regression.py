@@ -70,7 +70,7 @@ class RegressionFactors:
     r"""The two matrices on which G regressions depend, solved in float64 if the device has it.
 
     In float32, rounding loses the prior's identity matrix if $\lVert B \rVert$ exceeds about $10^4$. In float64 the identity is
-    preserved up to $10^{12}$. Beyond this it is preserved only if B is large because of the units of its columns.
+    preserved up to $10^{12}$. Beyond this it is still preserved if B is large only because of the units of its columns.
 
     Args:
         gram: B, [*batch, G, D, D].
