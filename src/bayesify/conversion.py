@@ -89,7 +89,8 @@ def bayesianize(
         The Bayesian network, in the mode (train or eval) of `net`.
 
     Raises:
-        ValueError: If a selector matches nothing, a name is unknown, the network has no weights, or a weight is float16.
+        ValueError: If a selector matches nothing, if a name is unknown, if the network has no weights, or if a weight
+            is float16.
     """
     if isinstance(net, BayesianNetwork):
         raise TypeError("bayesianize: net is already a BayesianNetwork; give the plain network, or its mean_network()")

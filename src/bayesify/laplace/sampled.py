@@ -144,7 +144,8 @@ class Sampled:
         return copies * size * torch.finfo(dtype).bits // 8
 
     def count_passes(self, size: int, num_data: int, *, searches: bool = False) -> int:
-        """Largest number of passes over the data in `fit`, and with `searches` also those that find the prior precision."""
+        """Largest number of passes over the data in `fit`. With `searches`, it includes the passes that find the prior
+        precision."""
         draws, search = self.num_groups(size) * (4 * self.group(size) + 2), 0.0
         if searches:  # for a group of draws and the mode; see `find_factor`
             share = min(1.0, MAX_EVIDENCE_EXAMPLES / max(1, num_data))

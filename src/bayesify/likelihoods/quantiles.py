@@ -23,9 +23,10 @@ class Quantiles(NumberLikelihood):
     r"""Quantiles of the target at given levels. They are ordered by construction, and no shape of the distribution is
     assumed.
 
-    The network's last axis holds O quantiles at the middle level m, then O values for each other level in order. A value f gives
-    the distance to the next quantile towards the middle, $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the
-    standard normal quantiles. Zeros therefore give the standard normal distribution around the middle.
+    The network's last axis holds O quantiles at the middle level m and then, for each other level in order, O values. A
+    value f gives the distance to the next quantile towards the middle,
+    $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the standard normal quantiles. Zeros therefore
+    give the standard normal distribution around the middle.
 
     Quantiles do not define a density, so training does not maximize a likelihood in the strict sense. Training maximizes
     `objective`, the pinball loss over the levels as a pseudo-likelihood with a scale s:

@@ -368,7 +368,8 @@ def start_network(model: Trainable) -> nn.Module | None:
 
 @torch.no_grad()
 def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
-    r"""Spread of each weight over draws, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, also relative to the weight's root mean square."""
+    r"""Spread of each weight over draws, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and the same relative to the weight's root
+    mean square."""
     parts = (model, model.module) if isinstance(model, Trainable) else (model,)
     drawable = next((part for part in parts if isinstance(part, Drawable)), None)
     if drawable is None:

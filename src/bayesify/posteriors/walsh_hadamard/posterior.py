@@ -60,11 +60,11 @@ class WalshHadamard(Posterior):
     $s_{1i} s_{2j} c_{i \oplus j}$ with $c = D^{-1/2} H g$, so the randomness of W has D dimensions and W has no density
     over all matrices.
 
-    A matrix of another shape is padded, and it is a stack of blocks with their own parameters (see `Blocks`). For a
-    layer with one output or one input, the matrix is one reshaped block. A convolution kernel is a matrix of outputs x
-    (inputs x kernel) that each draw materializes. Linear layers with blocks of at least 256 multiply in O(D log D)
-    without materializing W. Smaller layers materialize W, because this is faster for them. Biases and other vectors are
-    independent Gaussians that start at the network's values.
+    A matrix of another shape is padded and split into a stack of blocks, each with its own parameters (see `Blocks`).
+    For a layer with one output or one input, the matrix is one reshaped block. A convolution kernel is a matrix of
+    outputs x (inputs x kernel) that each draw materializes. Linear layers with blocks of at least 256 multiply in O(D
+    log D) without materializing W. Smaller layers materialize W, because this is faster for them. Biases and other
+    vectors are independent Gaussians that start at the network's values.
 
     Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and, for q(g), `mean_value`, `log_std`
     and the other parameters of its family. A block with a diagonal q(g) has 4 D numbers.
