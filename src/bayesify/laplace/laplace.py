@@ -866,7 +866,7 @@ class Laplace(Drawable):
         elif self.num_samples == "exact":
             remedy = "leave out num_samples='exact'"
         warnings.warn(
-            f"Laplace.{call}: {what} take about {num_passes:,} passes of the network over these data; {remedy}, or "
+            f"Laplace.{call}: {what} take up to {num_passes:,} passes of the network over these data; {remedy}, or "
             "choose subset='last_layer', which takes one pass",
             stacklevel=4,
         )
