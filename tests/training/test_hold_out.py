@@ -148,10 +148,9 @@ def test_each_half_is_told_at_the_step_that_is_best_for_the_other():
 
 
 def test_a_best_look_that_came_early_is_waited_for_less():
-    steps = StoppedSteps(patience=15)
-
-    def waited(last: int) -> int:
+    def waited(steps: StoppedSteps, last: int) -> int:
         return next(count for count in range(1, 99) if steps.has_ended(last + count, last))
 
-    assert [waited(last) for last in (1, 10, 11, 16, 20, 50)] == [8, 8, 9, 12, 15, 15]
+    assert [waited(StoppedSteps(patience=15), last) for last in (1, 10, 11, 16, 20, 50)] == [8, 8, 9, 12, 15, 15]
+    assert [waited(StoppedSteps(patience=7, early_patience=5), last) for last in (1, 6, 7, 9, 50)] == [5, 5, 6, 7, 7]
     assert StoppedSteps(patience=5).has_ended(6, 1)

@@ -87,10 +87,12 @@ MEMBER_PRIOR_FACTOR = 5.0
 overfitting, and the narrow prior raises the CRPS by 15 % on tables with little noise."""
 CHECK_EVERY_STEPS, MEMBER_PATIENCE = 20, 15
 """Number of steps between two checks of the held-out rows, and number of checks without improvement after which training ends."""
-MAX_FULL_BATCH_ROWS, MAX_FULL_BATCH_ROWS_OF_CLASSES, FULL_BATCH_PACE, FULL_BATCH_PATIENCE = 250, 60, 3, 10
+MAX_FULL_BATCH_ROWS, MAX_FULL_BATCH_ROWS_OF_CLASSES, FULL_BATCH_PACE = 250, 60, 3
 """With at most this many rows (of numbers, of classes), every step sees all rows. Members then tolerate a learning rate that is
 `FULL_BATCH_PACE` times as high. The maximum number of steps and the number of steps between checks are divided by the same
-factor, and training stops after `FULL_BATCH_PATIENCE` checks without improvement."""
+factor."""
+EARLY_PATIENCE, FULL_BATCH_PATIENCE, FULL_BATCH_EARLY_PATIENCE = 8, 7, 5
+"""Minimum number of checks without improvement after which training ends, and both numbers if every step sees all rows."""
 MAX_TINY_ROWS = 60
 """With at most this many rows, the tails of the targets cannot be seen. Of the likelihoods of numbers, only the simplest one is
 then tried. Its transform is chosen from the distribution of all targets, without a trial. If this choice fails, no second one
@@ -555,10 +557,11 @@ class _Members:
 def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedSteps:
     """The number of steps and the patience of the members' training; see `_train_candidates`."""
     rows = MEMBER_BATCH_ROWS if num_rows <= MAX_ROWS_FOR_SMALL_NETWORKS else MEMBER_BATCH_ROWS_OF_MANY
-    pace, patience = 1, MEMBER_PATIENCE
+    pace, patience, early_patience = 1, MEMBER_PATIENCE, EARLY_PATIENCE
     most = MAX_FULL_BATCH_ROWS_OF_CLASSES if settings.num_classes else MAX_FULL_BATCH_ROWS
     if num_rows <= most and settings.learning_rate is None:
-        rows, pace, patience = num_rows, FULL_BATCH_PACE, FULL_BATCH_PATIENCE
+        rows, pace = num_rows, FULL_BATCH_PACE
+        patience, early_patience = FULL_BATCH_PATIENCE, FULL_BATCH_EARLY_PATIENCE
     steps = settings.epochs or EFFORTS[settings.effort].member_steps // pace
     rate = pace * (MEMBER_LEARNING_RATE_OF_CLASSES if settings.num_classes else MEMBER_LEARNING_RATE)
     return StoppedSteps(
@@ -566,6 +569,7 @@ def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedS
         min(CHOICE_MAX_STEPS // pace, steps) if brief else steps,
         check_every=round(CHECK_EVERY_STEPS / pace),
         patience=CHOICE_PATIENCE if brief else patience,
+        early_patience=early_patience,
         learning_rate=settings.learning_rate or rate,
     )
 

@@ -29,9 +29,8 @@ def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | No
     return folds
 
 
-EARLY_PATIENCE, PATIENCE_SHARE = 8, 0.75
-"""If the best check comes early, the patience is `PATIENCE_SHARE` times the number of checks up to the best check, but
-at least `EARLY_PATIENCE`."""
+PATIENCE_SHARE = 0.75
+"""If the best check comes early, the patience is this share of the number of checks up to the best check."""
 
 
 @checked
@@ -45,6 +44,7 @@ class StoppedSteps:
         check_every: Number of steps between two checks on the held-out rows.
         patience: Number of checks without an improvement after which training ends. The number is smaller if the best
             check came early.
+        early_patience: Minimum number of checks without an improvement, unless `patience` is smaller.
         learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
     """
 
@@ -52,6 +52,7 @@ class StoppedSteps:
     max_steps: Count = 3000
     check_every: Count = 20
     patience: Count = 15
+    early_patience: Count = 8
     learning_rate: Positive = 5e-3
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -69,7 +70,7 @@ class StoppedSteps:
 
     def has_ended(self, looks: int, last: int) -> bool:
         """Whether training ends after `looks` checks, if check number `last` was the last improvement."""
-        return looks - last >= min(self.patience, max(EARLY_PATIENCE, math.ceil(PATIENCE_SHARE * last)))
+        return looks - last >= min(self.patience, max(self.early_patience, math.ceil(PATIENCE_SHARE * last)))
 
 
 def train_held_out(
