@@ -104,3 +104,17 @@ def test_places_of_an_ensemble_are_those_of_rows_that_no_member_has_seen():
     for level in (0.05, 0.25, 0.75, 0.95):
         assert np.quantile(found, level) == pytest.approx(np.quantile(exact, level), abs=0.015)
         assert abs(np.quantile(alone, level) - np.quantile(exact, level)) > 0.04
+
+
+def test_few_rows_widen_as_a_prediction_interval_does():
+    """With scores of scale 1, the classical interval of the next number; with wider scores, their clipped scale times it."""
+    levels = [0.025, 0.05, 0.5, 0.95, 0.975]
+    scores = np.linspace(-1, 1, 20)
+    classical = stats.t.ppf(levels, 19) * np.sqrt(1 + 1 / 20)
+    for factor in (0.5, 3.0):
+        found = Recalibration.of_few(stats.norm.cdf(factor * scores), np.ones(20))
+        square = (30 + np.minimum((factor * scores) ** 2, 2.5**2).sum()) / 50
+        expected = stats.norm.cdf(max(1.0, square) ** 0.5 * classical)
+        np.testing.assert_allclose(found.inverse(levels), expected, rtol=1e-9)
+    weighted = Recalibration.of_few(stats.norm.cdf(scores[:2]), np.array([2.0, 3.0]))
+    assert weighted == Recalibration.of_few(stats.norm.cdf(scores[[0, 0, 1, 1, 1]]), np.ones(5))

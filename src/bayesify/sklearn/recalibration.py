@@ -9,6 +9,7 @@ from typing import Self
 
 import numpy as np
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from bayesify.arguments.plain import Plain
@@ -23,6 +24,9 @@ KNOT_LEVELS_OF_FEW = (0.025, 0.05, 0.25, 0.5, 0.75, 0.95, 0.975)
 KNOT_LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.975)
 PRIOR_ROWS = 30.0
 """Weight of the identity map, as a number of rows."""
+MIN_DEGREES, MAX_SCORE_OF_FEW = 8.0, 2.5
+"""Minimum degrees of freedom of the quantiles of few rows, and the absolute normal score at which their scores are clipped, so that
+no row dominates their scale."""
 MIN_ERROR_SHARE = 0.25
 """The ensemble's squared error is assumed to be at least this share of a member's squared error."""
 MAX_NORMAL_SCORE = 6.0
@@ -63,6 +67,27 @@ class Recalibration(Plain):
         said = share * _scores(found) + (1 - share) * _scores(levels)
         keep = np.concatenate(([True], np.diff(np.maximum.accumulate(said)) > 1e-3))
         return cls(tuple(said[keep].tolist()), tuple(_scores(levels)[keep].tolist()))
+
+    @classmethod
+    def of_few(cls, values: np.ndarray, weights: np.ndarray) -> Self:
+        r"""A map that widens the predictive symmetrically, from fewer than `MIN_ROWS` rows; arguments as in `of`.
+
+        The rows show only one number, the scale of their normal scores z, which are clipped. The quantile of level p has the
+        normal score
+
+        $$ c \sqrt{1 + 1/n}\; T_{n-1}^{-1}(p), \qquad c^2 = \max\Big(1, \frac{k + \sum_i \omega_i z_i^2}{k + n}\Big), $$
+
+        where n is the sum of the weights, k is `PRIOR_ROWS`, and T is Student's distribution, which allows for the error of
+        means and scales that are estimated from n numbers.
+        """
+        num_rows = float(weights.sum())
+        levels = np.array(KNOT_LEVELS_OF_FEW)
+        squares = np.square(_scores(values)).clip(max=MAX_SCORE_OF_FEW**2)
+        square = (PRIOR_ROWS + (weights * squares).sum()) / (PRIOR_ROWS + num_rows)
+        said = stdtrit(max(num_rows - 1, MIN_DEGREES), levels) * math.sqrt(
+            max(1.0, square) * (1 + 1 / max(num_rows, 1.0))
+        )
+        return cls(tuple(said.tolist()), tuple(_scores(levels).tolist()))
 
     def __call__(self, u: Tensor, stretch: Tensor | None = None) -> Tensor:
         """G(u); if `stretch` is given, the normal scores of G(u) are divided by it."""

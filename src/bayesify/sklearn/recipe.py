@@ -33,7 +33,7 @@ from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.fitted import FitReport, FittedTable, HeldOut, as_inputs, predict_scaled
 from bayesify.sklearn.later_rows import LaterRows, find_time, latest_rows
 from bayesify.sklearn.networks import NetworkShape, own_network
-from bayesify.sklearn.recalibration import Recalibration, ensemble_places
+from bayesify.sklearn.recalibration import MIN_ROWS, Recalibration, ensemble_places
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.scores import LEVELS, Scores
 from bayesify.sklearn.settings import AUTO, EFFORTS, FULL_BATCH_ROWS, Settings
@@ -682,7 +682,8 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
     if recalibrated and fitted.likelihood not in UNSHIFTED_LIKELIHOODS and len(chosen.every) > 2:
         places = ensemble_places(chosen.candidate.likelihood, chosen.every, folds, units(rows.y), rows.weights)
         places = np.where(rows.y[:, 0] == floor, ties[:, 0].numpy(), 1.0) * places
-        recalibration = Recalibration.of(places, rows.weights)
+        fit_map = Recalibration.of if rows.num_data >= MIN_ROWS else Recalibration.of_few
+        recalibration = fit_map(places, rows.weights)
     units = replace(units, recalibration=recalibration)
     scores, judged = Scores(), list[HeldOut]()
     for fold in range(int(folds.max()) + 1) if one else ():
