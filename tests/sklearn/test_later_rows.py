@@ -131,3 +131,25 @@ def test_a_table_without_a_time_is_not_widened(moved):
     other = frame.assign(when=frame["size"] ** 2, kind="a")
     other.loc[0, "kind"] = "b"
     assert BayesianRegressor(**model.get_params()).fit(other, y).fitted_.later is None
+
+
+def test_copies_of_rows_and_later_calls_do_not_change_what_the_time_is():
+    """A copy at the end of a sorted table is not a step back in time, and rows that merging has sorted show no time."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(ROWS, 2))
+    y = draw.normal(size=ROWS) + 6 * (x[:, 0] > 1)
+    options = {"likelihood": "heteroscedastic_gaussian", "target_transform": "none", "epochs": 20, "hidden": (8,)}
+
+    def fitted(method, *calls):
+        model = BayesianRegressor(**options, random_state=0)
+        for call in calls:
+            getattr(model, method)(*call)
+        return model.fitted_.later
+
+    assert fitted("partial_fit", (x[:90], y[:90]), (x[90:], y[90:])) is None
+    order, twice = np.argsort(x[:, 0]), np.arange(0, ROWS, 7)
+    x, y, weights = x[order], y[order], np.ones(ROWS)
+    weights[twice] = 2
+    found = fitted("fit", (x, y, weights))
+    assert found is not None
+    assert fitted("fit", (np.concatenate((x, x[twice])), np.concatenate((y, y[twice])))) == found

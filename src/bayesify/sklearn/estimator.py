@@ -153,7 +153,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
                 f"{type(self).__name__}: partial_fit needs the rows of earlier calls, but none were kept (memory_rows=0, "
                 "or the estimator was loaded from a file); call fit on all rows"
             )
-        table = replace(table, rows=merge_rows(Rows.of((fitted.kept, table.rows))))
+        # Merging has sorted the kept rows.
+        table = replace(table, rows=merge_rows(Rows.of((fitted.kept, table.rows))), ordered=False)
         posterior = settings.method is not None and settings.method.posterior is not None
         if not posterior or settings.method_name != fitted.method or not isinstance(fitted.model, BayesianNetwork):
             return self._fit_together([(self, table)])[0]

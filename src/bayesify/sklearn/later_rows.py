@@ -77,7 +77,7 @@ class LaterRows(Plain):
         )
 
 
-def find_time(inputs: np.ndarray, columns: Columns | None) -> int | None:
+def find_time(inputs: np.ndarray, columns: Columns | None, ordered: bool = True) -> int | None:
     """Index of the input that is the time: the first date, or the first number that never falls from one row to the next.
 
     If there is only one input, it does not count as the time, because sorted inputs of a function of one variable are common.
@@ -85,6 +85,7 @@ def find_time(inputs: np.ndarray, columns: Columns | None) -> int | None:
     Args:
         inputs: Inputs of the training rows, [N, D], in the order in which they were given.
         columns: Rules that turned a data frame into these inputs; `None` if there was no data frame.
+        ordered: Whether the order of the rows is known; otherwise only a date is a time.
     """
     numbers = range(inputs.shape[1])
     if columns is not None:
@@ -93,7 +94,7 @@ def find_time(inputs: np.ndarray, columns: Columns | None) -> int | None:
         for place, name in enumerate(names):
             if name.endswith(DAYS) and kept[place]:
                 return int(kept[:place].sum())
-    if inputs.shape[1] > 1:
+    if ordered and inputs.shape[1] > 1:
         for place in numbers:
             rises = np.diff(inputs[:, place])
             if (rises >= 0).all() and (rises > 0).sum() >= MIN_TIMES - 1:

@@ -135,6 +135,7 @@ class TrainingTable:
         columns: Rules that turned a data frame into these inputs; `None` if there was no data frame.
         flat: Whether targets were [N] instead of [N, O].
         time: Index of the input that is the time, if there is one.
+        ordered: Whether the rows are in the order in which they were given.
     """
 
     rows: Rows
@@ -142,6 +143,7 @@ class TrainingTable:
     columns: Columns | None = None
     flat: bool = True
     time: int | None = None
+    ordered: bool = True
 
 
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
@@ -176,7 +178,12 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
 
 def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
     """The table with equal rows merged, so that copies of a row and a weighted row give bitwise equal results."""
-    rows, time = merge_rows(table.rows), find_time(table.rows.x, table.columns)  # merging changes the order of the rows
+    rows, inputs = merge_rows(table.rows), table.rows.x
+    if len(inputs) <= FULL_BATCH_ROWS:
+        inputs = inputs[
+            np.sort(table.rows.distinct()[0])
+        ]  # in the given order, each row at the place of its first copy
+    time = find_time(inputs, table.columns, table.ordered)
     most = EFFORTS[settings.effort].max_chain_rows
     if settings.method is not None and settings.method.is_chain and len(rows) > most:
         warnings.warn(
