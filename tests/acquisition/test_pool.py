@@ -119,7 +119,7 @@ def test_labels_to_reach(tmp_path):
     found = run(Oracle(), None, at_random, rounds=1)
     assert found.labels_to_reach("accuracy", 0.0) == 3
     assert found.labels_to_reach("accuracy", 1.1) is None
-    with pytest.raises(ValueError, match="no score 'acc' among labels, accuracy"):
+    with pytest.raises(ValueError, match=r"no score 'acc' \(the scores are: labels, accuracy\)"):
         found.labels_to_reach("acc", 0.5)
 
 

@@ -389,7 +389,7 @@ def test_bad_noise(noise: float | list[float]) -> None:
 
 
 def test_noise_of_the_wrong_length() -> None:
-    with pytest.raises(ValueError, match=r"2 values of noise for 3 outputs; give one value per output"):
+    with pytest.raises(ValueError, match=r"there are 2 values of noise, but 3 outputs; give one value per output"):
         likelihoods.Gaussian([0.1, 0.2]).log_prob(torch.zeros(B, 3), torch.zeros(B, 3))
 
 

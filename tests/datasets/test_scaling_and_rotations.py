@@ -34,7 +34,7 @@ def test_standardization_errors():
         Standardization.of(np.empty((0, 3)))
     with pytest.raises(ValueError, match="not finite"):
         Standardization.of(np.array([[1.0], [np.nan]]))
-    with pytest.raises(ValueError, match="the first axis"):
+    with pytest.raises(ValueError, match="the axes must include 0"):
         Standardization.of(np.ones((3, 2)), (1,))
 
 

@@ -82,7 +82,7 @@ def test_errors(folder):
         uci.load("concrete", folder)
     with pytest.raises(ValueError, match="no arrays train_0"):
         uci.load("yacht", folder)
-    with pytest.raises(ValueError, match="no X"):
+    with pytest.raises(ValueError, match="does not hold an array X"):
         uci.load("energy", folder)
 
 

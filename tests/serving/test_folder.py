@@ -111,7 +111,7 @@ def test_force_keeps_the_old_model_until_the_new_one_is_complete(tmp_path, model
         patch.setattr(os, "fsync", full)
         done = CliRunner().invoke(app, ["fit", "t.csv", "--target", "price", "--out", "m", "--force"])
     assert done.exit_code == 1
-    assert "m/model.safetensors: cannot be written (No space left on device)" in done.output
+    assert "m/model.safetensors: the file cannot be written (No space left on device)" in done.output
     assert "its old contents are still there" in done.output
     assert {path.name: path.read_bytes() for path in (tmp_path / "m").iterdir()} == before
     done = CliRunner().invoke(app, ["fit", "t.csv", "--target", "price", "--out", "m", "--force"])

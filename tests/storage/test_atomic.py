@@ -76,7 +76,9 @@ def test_a_write_that_fails_says_where_and_keeps_the_old_file(tmp_path, monkeypa
         raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match=r"x\.safetensors: cannot be written .*; free space on its disk") as caught:
+    with pytest.raises(
+        OSError, match=r"x\.safetensors: the file cannot be written .*; free space on its disk"
+    ) as caught:
         write(path, 2.0)
     assert caught.value.errno == error
     assert path.read_bytes() == old

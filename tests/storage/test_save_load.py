@@ -280,7 +280,7 @@ def test_other_types_register_themselves(tmp_path, monkeypatch):
             return fingerprint(self.net)
 
     model = Shifted(small(), torch.randn(3), (1, 2.5))
-    with pytest.raises(TypeError, match=r"Shifted cannot be stored; known: .*register_predictor"):
+    with pytest.raises(TypeError, match=r"Shifted cannot be stored; the known types are .*register_predictor"):
         bayesify.save(model, tmp_path / "m.safetensors")
     monkeypatch.setitem(serializers.STORED_CLASSES, "Shifted", Shifted)
     with pytest.raises(ValueError, match="'Shifted' is already registered"):

@@ -76,7 +76,7 @@ def test_likelihoods_that_cannot_be_shared():
     with pytest.raises(ValueError, match="2 likelihoods for 3 models"):
         make_stack([make_net() for _ in range(3)], HeteroscedasticGaussian(), HeteroscedasticGaussian())
     mean_field = [bayesianize(make_net(), "mean_field") for _ in range(2)]
-    with pytest.raises(ValueError, match="several likelihoods work only for perceptrons"):
+    with pytest.raises(ValueError, match="more than one likelihood is supported only for perceptrons"):
         ModelStack(mean_field, likelihoods=[HeteroscedasticGaussian(), HeteroscedasticGaussian()])
     stack = ModelStack(mean_field, likelihoods=[HeteroscedasticGaussian()])  # by vmap
     stack.check_ready()

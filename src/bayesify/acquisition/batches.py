@@ -40,7 +40,7 @@ def batch_bald(
 
     Args:
         draws: S functions that return logits of C classes.
-        x: Inputs of N examples, N at least `size`.
+        x: Inputs of N examples; N must be at least `size`.
         size: Number of examples q to choose.
         likelihood: Classification likelihood; `Categorical()` by default.
         output: Name or index of the output to use, if the network has several; see `bayesianize`.
@@ -77,8 +77,8 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
         )
     if log_probs.shape[-1] == 1:
         raise ValueError(
-            "batch_bald: the network has one output, and a single class has no information; give likelihood=Bernoulli() "
-            "for two classes, or use acquisition.epistemic for a regression"
+            "batch_bald: the network has one output, and the labels of a single class carry no information; give "
+            "likelihood=Bernoulli() for two classes, or use acquisition.epistemic for a regression"
         )
     if log_probs.shape[1] < size:
         raise ValueError(

@@ -47,7 +47,8 @@ class PoolRun:
         known = self.rounds[0] if self.rounds else {}
         if name not in known:
             raise ValueError(
-                f"labels_to_reach: no score {name!r} among {', '.join(known)}; pass label_pool(evaluate=...) to compute scores"
+                f"labels_to_reach: there is no score {name!r} (the scores are: {', '.join(known)}); pass "
+                "label_pool(evaluate=...) to compute scores"
             )
         return next((int(entry["labels"]) for entry in self.rounds if entry[name] >= value), None)
 
@@ -111,7 +112,8 @@ def label_pool(
 
 
 class _StoredRun:
-    """Labels and rounds so far, stored in a file if a path is given. A run continues from a file with the same settings."""
+    """Labels and rounds so far, stored in a file if a path is given. If the file exists and has the same settings, the
+    run continues from it."""
 
     def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
         self._path, self._settings = path, settings

@@ -35,8 +35,9 @@ def expected_improvement(predictive: RegressionPredictive, best: float, *, maxim
 
     $$ \mathbb{E} \max(f - \text{best}, 0) = \tfrac1S \sum_s \max(f_s - \text{best}, 0) $$   (Jones et al. 1998)
 
-    f is the mean of the target given a draw, without noise. If the prediction is a closed form, f is Gaussian with the prediction's
-    mean and epistemic variance, and the result is $\sigma (z \Phi(z) + \phi(z))$ with $z = (m - \text{best}) / \sigma$.
+    f is the mean of the target given a draw, without noise. If the prediction has a closed form, f is Gaussian with the
+    prediction's mean and epistemic variance, and the result is $\sigma (z \Phi(z) + \phi(z))$ with
+    $z = (m - \text{best}) / \sigma$.
 
     Args:
         predictive: Prediction of one target.

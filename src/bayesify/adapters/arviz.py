@@ -29,7 +29,7 @@ def to_inference_data(
     output: str | int | None = None,
     generator: torch.Generator | None = None,
 ) -> Any:
-    """Draws of the weights, and their predictions of data, as an `arviz.InferenceData`.
+    """Draws of the weights, and the predictions that they make, as an `arviz.InferenceData`.
 
     The group `posterior` has one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. If `x` is given,
     the group `posterior_predictive` has the network's outputs as `outputs`, [chain, draw, B, ...]. If `y` is given too, the group
@@ -41,7 +41,7 @@ def to_inference_data(
         num_draws: Number of draws per chain; by default all draws, or the model's default number.
         x: Inputs, as `predict` takes them.
         y: Targets of the inputs.
-        likelihood: p(y | outputs), if the model has no likelihood.
+        likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
 

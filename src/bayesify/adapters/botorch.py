@@ -81,7 +81,8 @@ class BoTorchModel(_Model):
         targets: Transform that was applied to the targets for training, if any.
         data: Points [N, D] and targets [N, O] of the training data; needed for `condition_on_observations`.
         num_outputs: Number of outputs O; by default the number in `data`, or 1 if `data` is not given.
-        likelihood: Likelihood of numbers; by default the model's. If `Draws` have no likelihood, outputs are the functions' values.
+        likelihood: Likelihood of numeric targets; by default the model's likelihood. If `Draws` have no likelihood, the
+            functions' values are the network's outputs.
         output: Name or index of the network's output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
 
@@ -89,7 +90,7 @@ class BoTorchModel(_Model):
         draws: The draws that define the functions.
 
     Raises:
-        TypeError: If the model cannot draw, or its likelihood is not a likelihood of numbers.
+        TypeError: If the model cannot draw, or its likelihood is not a likelihood of numeric targets.
         ValueError: If the shapes of `data` do not fit.
     """
 
@@ -111,7 +112,7 @@ class BoTorchModel(_Model):
         law = likelihood if likelihood is not None else model.likelihood if isinstance(model, Predictor) else None
         if law is not None and not isinstance(law, NumberLikelihood):
             raise TypeError(
-                f"BoTorchModel: {type(law).__name__} is not a likelihood of numbers; use one such as Gaussian"
+                f"BoTorchModel: {type(law).__name__} is not a likelihood of numeric targets; use one such as Gaussian"
             )
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)
@@ -130,7 +131,7 @@ class BoTorchModel(_Model):
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Empty, because this is a single model."""
+        """The batch shape, which is empty because this is a single model."""
         return torch.Size()
 
     def sampler(self) -> DrawSampler:

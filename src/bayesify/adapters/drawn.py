@@ -37,7 +37,9 @@ def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likeli
     """The given likelihood, or otherwise the model's; `ValueError` if there is no likelihood."""
     found = given if given is not None else model.likelihood if isinstance(model, Predictor) else None
     if not isinstance(found, Likelihood):
-        raise ValueError(f"{owner}: no likelihood; pass likelihood=, such as likelihoods.Categorical()")
+        raise ValueError(
+            f"{owner}: the model has no likelihood; pass one, such as likelihood=likelihoods.Categorical()"
+        )
     return found
 
 

@@ -43,7 +43,8 @@ class BayesianModule(_Module):
         kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
         kl_schedule: Factor on the KL as a function of the number of epochs so far; see `KLSchedule`.
         prediction_draws: Number of draws for validation, test and prediction; by default the number that `predict` uses.
-        prediction_seed: Seed of these draws, so that epochs are compared by the same draws.
+        prediction_seed: Seed of the prediction draws. All epochs use the same draws, so that their scores can be
+            compared.
         read_batch: Function from an item of the loader to inputs and targets, for items that `bayesify.fit` cannot read.
 
     Raises:

@@ -145,13 +145,13 @@ def export_onnx(
         path: Path of the file.
         x: Example inputs, two or more: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
         num_draws: Number of draws S; by default all draws if their number is finite (`Draws`, an ensemble, a chain), otherwise 16.
-        likelihood: p(y | outputs), if the model has no likelihood.
+        likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
         tolerance: Largest accepted difference from torch, relative to 1 + the absolute value of an output.
         sample: Whether the file makes its own draws. If true or `"seed"`, it computes them from an input `seed`, a 64-bit integer;
-            if `"noise"`, from an input `noise` of normal numbers, [S, K]. The model must be a `BayesianNetwork` on the CPU. ONNX
-            supports mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance and dropout.
+            if `"noise"`, from an input `noise` of normal numbers, [S, K]. The model must be a `BayesianNetwork` on the CPU with
+            mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
         int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
             The comparison with torch comes before the rounding, so check the scores of the file on your own data.
 
@@ -170,7 +170,7 @@ def export_onnx(
         return _export_sampling(model, trial, num_draws or DEFAULT_NUM_DRAWS, sample, int8)
     if int8:
         raise ValueError(
-            "export_onnx: int8=True needs sample=True; quantize a file of fixed draws with ONNX Runtime's tools"
+            "export_onnx: int8=True needs sample=True; use ONNX Runtime's tools to quantize a file of fixed draws"
         )
     return _export_draws(fixed_draws(model, num_draws, generator, "export_onnx", DEFAULT_NUM_DRAWS), trial)
 

@@ -101,7 +101,7 @@ class SamplingGraph(nn.Module):
         return self.run(self.draw(noise), *inputs)
 
     def draw(self, noise: Tensor) -> dict[str, Tensor]:
-        """Weights by name of the draw that is made from noise [K]."""
+        """The draw made from noise [K]: a dictionary from names to weights."""
         return dict(zip(self.names, self.drawing(noise.clone()), strict=True))  # clone, because drawing works in place
 
     def run(self, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
@@ -111,11 +111,12 @@ class SamplingGraph(nn.Module):
 
 
 def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
-    """One draw as a graph from noise [K] to weights, the names of the weights, and K."""
+    """Graph of one draw, which maps noise [K] to weights; the names of the weights; and K."""
     for part in bnn.posteriors:
         if part.runs_network:
             raise ValueError(
-                f"export_onnx: {type(part).__name__} runs the network to draw, which an ONNX file cannot do; use sample=False"
+                f"export_onnx: {type(part).__name__} must run the network to make a draw, which an ONNX file cannot "
+                "do; use sample=False"
             )
     counter = GivenNoise(None)
     with settled():  # reuse cached quantities without comparing parameters again
@@ -206,7 +207,7 @@ def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
     Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. Let
     a and b be the lower and upper 16 bits. Then $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and
     $\theta = 2 \pi (b + 1/2) / 2^{16}$ give $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958).
-    The numbers reach 4.85 standard deviations.
+    No number exceeds 4.85 in absolute value.
 
     Args:
         seed: Any 64-bit integer.

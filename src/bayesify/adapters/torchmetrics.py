@@ -217,7 +217,7 @@ def collection(task: Literal["regression", "classification"], **options: Any) ->
     """The scores of `metrics.evaluate` for a task, under the same names, as a `torchmetrics.MetricCollection`.
 
     Args:
-        task: `"regression"` or `"classification"`; a likelihood's `task`.
+        task: `"regression"` or `"classification"`, the `task` of a likelihood.
         options: Options of the collection, such as `prefix`.
 
     Raises:

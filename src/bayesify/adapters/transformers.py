@@ -60,10 +60,10 @@ def bayesianize_head(
 class TrainerModel(nn.Module):
     """A Bayesian network with the interface of a Hugging Face model: it takes labels and returns the loss and the logits.
 
-    In training, the loss is the negative evidence lower bound per example. In evaluation, the loss is the NLL of the mixture over
-    `prediction_draws` draws, which are the same each time. For a classification, `logits` are then the log-probabilities of the
-    mixture, whose softmax is `predict(x).probs`, and `uncertainty` is the mutual information in nats. For a regression, they are
-    the mean and the epistemic variance.
+    In training, the loss is the negative evidence lower bound per example. In evaluation, the loss is the NLL of the
+    mixture over `prediction_draws` draws, which are the same each time. For a classification, `logits` are then the
+    log-probabilities of the mixture, whose softmax is `predict(x).probs`, and `uncertainty` is the mutual information
+    in nats. For a regression, `logits` are the mean, and `uncertainty` is the epistemic variance.
 
     Args:
         bnn: The network, with a likelihood.

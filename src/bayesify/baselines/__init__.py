@@ -1,4 +1,4 @@
-"""Baseline methods with which the papers compare their own."""
+"""Baseline methods to which the papers compare their own methods."""
 
 from bayesify.baselines.chains import Chains
 from bayesify.baselines.ensemble_members import fit_members

@@ -37,9 +37,9 @@ SHORT_TRAJECTORY_STEPS = 16
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
     """Train to the maximum a posteriori for all epochs. Then collect iterates at a `gentle_rate` for half as many epochs.
 
-    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. When the first
-    phase had only half of the epochs, the demonstration's curve was flat (NLL 0.78 instead of -0.53). If rows represent w
-    examples on average, gradients are w times as large, so the learning rate is divided by w.
+    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. When the
+    first phase had only half of the epochs, the curve fitted in the demonstration was flat (NLL 0.78 instead of -0.53).
+    If rows represent w examples on average, gradients are w times as large, so the learning rate is divided by w.
     """
     trained = train_point(task)
     swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)

@@ -212,7 +212,7 @@ class CurvatureDescent(torch.optim.Optimizer):
     r"""Optimizer that takes `IVON`'s steps, given gradients of the negative bound per example. Point estimates take Adam's steps.
 
     All state is in tensors on the parameters' device, and steps do not synchronize with the host, so that they can be captured
-    in a CUDA graph. If the guard of `fit` sets `found_inf`, a step changes nothing.
+    in a CUDA graph. If `fit` sets `found_inf`, a step changes nothing.
 
     Args:
         means, log_stds, prior_precisions: Means, log standard deviations and prior precisions of the weights, all in the same
@@ -284,7 +284,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         decays: list[float],
         found: Tensor | None,
     ) -> None:
-        """Apply the formula of `IVON`; `decays` are its delta."""
+        """Apply the formula of `IVON`; `decays` are the values of delta."""
         (momentum, decay), total, rate = group["betas"], self.effective_data, group["lr"]
         averages, steps = self._moments(means)
         given = [value.grad for value in (*means, *log_stds) if value.grad is not None]

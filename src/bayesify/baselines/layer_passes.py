@@ -1,4 +1,5 @@
-"""One pass of a network with drawn weights, and the gradients at its layers, of its weights, and of single examples."""
+"""One pass of a network with drawn weights: gradients at its layers, gradients of its weights, and gradients of single
+examples."""
 
 from __future__ import annotations
 

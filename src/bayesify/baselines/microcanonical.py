@@ -61,8 +61,8 @@ class Microcanonical:
     given variance.
 
     Args:
-        stack: C networks under `Point` at their starting points.
-        values: Parameters of the stack that move, each [C, *shape].
+        stack: C networks with the posterior `Point`, at the chains' starting points.
+        values: The parameters of the stack that the chains change, each [C, *shape].
         batch: All data.
         scale: Prior standard deviation of each weight, [P], in the order of `values`.
         adjust: Whether trajectories can be rejected.
@@ -238,8 +238,8 @@ class Microcanonical:
 
     @property
     def energy_error(self) -> Tensor:
-        """Root mean square energy error since the warm-up, in nats, [C]. It is the error of a trajectory, or of a step without
-        `adjust`."""
+        """Root mean square energy error since the warm-up, in nats, [C]. It is the error of a trajectory or, if
+        `adjust` is false, of a step."""
         return (self.sums[1] / self.sums[0].clamp_min(1)).sqrt()
 
     @property
@@ -268,11 +268,11 @@ def microcanonical(
 
     This is the sampling phase of MILE (Sommer et al. 2025), which trains an ensemble and then moves each member by
     microcanonical dynamics. All chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior,
-    likelihood and network come from `bnn`. Parameters of the likelihood keep their current values, and so do weights that are
-    not under the ensemble. A trajectory costs up to 3 times `max_steps` gradients over all data.
+    likelihood and network come from `bnn`. Parameters of the likelihood keep their current values, and so do weights
+    that are not in the ensemble. A trajectory costs up to 3 times `max_steps` gradients over all data.
 
     Args:
-        bnn: A trained network under `Ensemble`, with a likelihood and a fixed prior; it is not changed.
+        bnn: A trained network with an `Ensemble` posterior, a likelihood and a fixed prior; it is not changed.
         x: Inputs of all N examples, in any form that `bnn.predict` accepts.
         y: Targets of the examples.
         example_weights: Number of examples $\omega$ that each row represents, [N]; 1 by default.

@@ -332,7 +332,9 @@ class LayerwiseTrainer(NaturalGradient):
             changed = self.update(gradient, curvature, learning_rate)
             name = find_not_finite([(name, value) for name, _, value in changed])
             if name is not None:
-                raise ValueError(f"{type(self).__name__}: {name} would not be finite; lower the learning rate")
+                raise ValueError(
+                    f"{type(self).__name__}: this step would make {name} infinite or NaN; lower the learning rate"
+                )
         except Exception:
             vars(self).update(before)
             raise

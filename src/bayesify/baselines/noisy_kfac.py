@@ -64,9 +64,10 @@ class NoisyKFAC(LayerwiseTrainer):
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
         damping: Extra damping $\eta$.
-        fisher: Source of the gradients g in S. `"sampled"` draws one vector per example whose covariance is the likelihood's Fisher
-            information. `"exact"` uses the columns of a square root of the Fisher information, with one backward pass per output.
-            `"empirical"` uses the gradients of the log-likelihood of the targets, at no extra cost.
+        fisher: Source of the gradients g in S. `"sampled"` draws one vector per example; the covariance of the vector
+            is the likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher
+            information, with one backward pass per output. `"empirical"` uses the gradients of the log-likelihood of
+            the targets, at no extra cost.
         factor_every: Number of steps between observations of A and S.
         inverse_every: Number of steps between factorizations. Each factorization updates the posterior's covariance.
 

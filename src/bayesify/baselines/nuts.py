@@ -83,7 +83,7 @@ def nuts(
 
 
 class _Potential:
-    """-log p(w, y) as a function of all weights in one vector, in float64."""
+    """The potential -log p(w, y) as a function of one vector that holds all weights, in float64."""
 
     def __init__(
         self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor], example_weights: Tensor | None = None

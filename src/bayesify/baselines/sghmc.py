@@ -101,7 +101,7 @@ def sghmc(
     come from `bnn`. Parameters of the likelihood stay at their current values.
 
     Args:
-        bnn: A trained network under `Point`, with a likelihood and a fixed prior; it is not changed.
+        bnn: A trained network with the posterior `Point`, a likelihood and a fixed prior; it is not changed.
         loader: Iterable of batches that starts again each epoch.
         epochs: Number of passes over the data.
         cycles: Number of cycles; the rate falls once in each cycle.
@@ -144,7 +144,8 @@ def sghmc(
 
 
 def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
-    """A copy of the network in which only the weights under `Point` are trainable, and a mapping from names to these weights."""
+    """A copy of the network in which only the weights with the posterior `Point` are trainable, and a mapping from
+    names to these weights."""
     if not isinstance(bnn, BayesianNetwork) or not all(isinstance(part, Point) for part in bnn.posteriors):
         raise TypeError("sghmc: the posterior is not Point; make the network with posteriors.Point()")
     if tracking_layers(bnn.network):

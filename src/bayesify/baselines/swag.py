@@ -187,8 +187,8 @@ class SWAG(Drawable):
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. Parameters of the
-        likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Except with BatchNorm,
-        `history.findings` says if the iterates' mean is worse than the network. If a row has weight w, divide the rate by w.
+        likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Without BatchNorm,
+        `history.findings` warns if the iterates' mean predicts worse than the network. If rows have weight w, divide the rate by w.
 
         Args:
             loader: Iterable of batches that starts again each epoch.
@@ -211,7 +211,7 @@ class SWAG(Drawable):
             This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is invalid, weight decay comes with a prior or weights, or the loss rises or is not finite.
+            ValueError: If an argument is invalid, weight decay is used with a prior or example weights, or the loss diverges.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None
@@ -330,7 +330,7 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """If the noise is to be estimated, the first batches with examples of positive weight; see `_read`."""
+        """The first batches with examples of positive weight, if the noise must be estimated; see `_read`."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
@@ -463,7 +463,7 @@ class SWAG(Drawable):
 
         Args:
             loader: Training data for batch statistics; see `draw`.
-            draws: Existing draws, which replace new ones. Their batch statistics are not computed again.
+            draws: Existing draws to use instead of new draws. Their batch statistics are not computed again.
         """
         if draws is None:
             draws = self.draw(num_draws or DEFAULT_NUM_DRAWS, generator=generator, loader=loader)
@@ -668,11 +668,11 @@ def _iterate(net: nn.Module, weight: Weight) -> Tensor:
         value = net.get_parameter(weight.name).detach()
     except AttributeError:
         raise ValueError(
-            f"SWAG: the network has no weight {weight.name}; collect the network that was given to SWAG"
+            f"SWAG: the network has no weight {weight.name}; call collect with the network that was given to SWAG"
         ) from None
     if value.shape != weight.shape:
         shapes = f"shape {tuple(value.shape)} instead of {tuple(weight.shape)}"
-        raise ValueError(f"SWAG: {weight.name} has {shapes}; collect the network that was given to SWAG")
+        raise ValueError(f"SWAG: {weight.name} has {shapes}; call collect with the network that was given to SWAG")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
     return as_float(value)

@@ -45,11 +45,11 @@ class TemperatureScaling(Predictor):
     The first formula is for classification (including binary outputs), the second for regression. `fit` chooses the T or c that
     maximizes the weighted log-likelihood of the validation data.
 
-    For one draw, such as a plain network, the search for T is convex in 1/T, and the most probable class does not change. The
-    best c then has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several draws, the logits of
-    each draw are divided by T, which can change the most probable class if two classes are nearly equal. c changes the noise
-    but not the disagreement of the draws. T and c are then found by a one-dimensional search that starts at the best point of a
-    grid.
+    For one draw, such as a plain network, the search for T is convex in 1/T, and the most probable class does not
+    change. The best c then has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several
+    draws, the logits of each draw are divided by T, which can change the most probable class if two classes are nearly
+    equal. The factor c changes the noise but not the disagreement of the draws. T and c are then found by a
+    one-dimensional search that starts at the best point of a grid.
 
     Args:
         model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.
@@ -194,7 +194,9 @@ class TemperatureScaling(Predictor):
             each = standardized.reshape(len(y), -1)  # [B, outputs]
             total, count = total + float(counts @ each.sum(1)), count + float(counts.sum()) * each.shape[1]
         if not (math.isfinite(total) and total > 0):
-            raise ValueError(f"TemperatureScaling: squared standardized residuals sum to {total}; check the targets")
+            raise ValueError(
+                f"TemperatureScaling: the sum of the squared standardized residuals is {total}; check the targets"
+            )
         return total / count
 
     # -- storage ---------------------------------------------------------------------------------------------------

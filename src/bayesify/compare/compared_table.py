@@ -46,7 +46,7 @@ class ComparedTable:
         groups: Group numbers, [N]. Rows of one group stay on the same side of every split. `None` if every row is its own
             group.
         times: Time of each row, [N]; used for splits by time.
-        cautions: Sentences that warn about causes of scores that look better than they are.
+        cautions: Warnings about reasons why scores may look better than they are.
         origin: Indices of the rows in the file, [N]; available only in the process that read the file.
         frame: Columns of the inputs and the target; available only in the process that read the file.
     """
@@ -130,7 +130,7 @@ class ComparedTable:
 
 
 def read_compared_table(question: Question) -> ComparedTable:
-    """Read the file or the data set of a question.
+    """Read the file or the data set that a question names.
 
     Raises:
         InputError: If the data, the target or the task cannot be used.

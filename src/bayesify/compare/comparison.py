@@ -127,8 +127,8 @@ def compare(
 ) -> Comparison:
     """Run a comparison; the result of every run is stored as soon as the run is finished.
 
-    A run is identified by its data, settings, split and method and not by its folder, so the folder may be moved. While a
-    comparison runs, no other process can use its folder.
+    A run is identified by its data, settings, split and method, but not by its folder, so the folder may be moved.
+    While a comparison runs, no other process can use its folder.
 
     Args:
         question: Settings of the comparison.
@@ -201,7 +201,7 @@ class _Runs:
         return Comparison(*about, summary, tuple(dict.fromkeys(unfinished)))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
-        """Results of every method and split. After Ctrl-C, only results of the finished runs."""
+        """Results of every method and split. After Ctrl-C, only the results of finished runs are returned."""
         run = partial(run_method, str(data))
         try:
             return self._by_split(

@@ -35,13 +35,13 @@ MAX_WEIGHTS: Mapping[str, int] = {"hmc": 5000}
 
 
 def method_of(name: str) -> Method:
-    """The library's method with this name in the comparison."""
+    """The library's method that has this name in comparisons."""
     return get_method("point" if name == TEMPERATURE else name)
 
 
 def trains_together(name: str) -> bool:
-    """Whether all splits of a method form one run. Rivals do because they are quick, and stacked networks because they train
-    together."""
+    """Whether all splits of a method form one run. Rivals form one run because they are quick; stacked networks form
+    one run because they train together."""
     if name in RIVALS or name == AUTO:
         return name != AUTO
     method = method_of(name)

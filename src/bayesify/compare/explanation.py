@@ -27,7 +27,8 @@ target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    """Some test rows with their predictions, ordered from low to high or, for classes, from certain to uncertain predictions.
+    """Some test rows with their predictions, ordered by the prediction or, for classes, from certain to uncertain
+    predictions.
 
     `rows` are the indices of the test rows in the table, [N], and `values` are their targets, [N]. Each example has `row` and
     `truth`. A regression adds `mean` and the ends `lower` and `upper` of the 90 % interval; a classification adds `guess` and
@@ -50,8 +51,8 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
 
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
-    """The table's columns, each with the positions of its numbers and the positions of its codes. All parts of a date belong to
-    one column."""
+    """The table's columns, each with the indices of its numeric inputs and the indices of its category codes. All parts
+    of a date belong to one column."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, name in enumerate(features.sources):
         found.setdefault(name, ([], []))[0].append(place)

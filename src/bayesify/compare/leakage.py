@@ -1,4 +1,5 @@
-"""Causes of scores that look too good: copies of rows, columns that reveal the target, and rows in order of time."""
+"""Causes of scores that look too good: copies of rows, columns that reveal the target, and rows that are ordered by
+time."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def find_copies(features: Features) -> np.ndarray | None:
 
 
 def _comparable(features: Features) -> np.ndarray:
-    """All columns as numbers in standard deviations, [N, columns]. Different categories, and missing cells, are far apart."""
+    """All columns as numbers in units of their standard deviations, [N, columns]. Different categories, and missing
+    cells, are far apart."""
     numbers = features.numbers
     if not numbers.size:
         return features.codes.astype(np.float64)
@@ -62,7 +64,7 @@ def _comparable(features: Features) -> np.ndarray:
 
 
 def _pairs_by_chance(scaled: np.ndarray) -> float:
-    """Expected number of near pairs if the columns were independent."""
+    """Expected number of pairs of near-copies if the columns were independent."""
     rows = len(scaled)
     log_share = 0.0
     for column in scaled.T:
@@ -76,7 +78,8 @@ def _pairs_by_chance(scaled: np.ndarray) -> float:
 
 
 def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
-    """Columns each of which alone predicts the target almost without error, with the share of the target that it explains.
+    """Columns that predict the target almost without error on their own, each with the share of the target that it
+    explains.
 
     For each column, a small tree is trained on half of the rows and predicts the other half. In a regression, the share is the
     explained part of the variance. For labels, it is one minus the number of errors divided by the number of errors of a
@@ -106,7 +109,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of the columns that are most correlated with the targets [N]; their number is at most `most`.
+    """Names of at most `most` columns, which are the columns most correlated with the targets [N].
 
     A column that was split into parts, such as a date, has several arrays of numbers, each [N].
     """

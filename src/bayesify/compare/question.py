@@ -37,7 +37,7 @@ class Question:
         splits: Number of splits; `None` for the default, which depends on `quick`.
         max_rows: Maximum number of rows. From a larger table, random rows are used. `None` for the default, which depends on
             `quick`.
-        quick: Whether to train briefly on fewer splits.
+        quick: Whether to train for a shorter time and on fewer splits.
         seed: Seed of everything random.
         group: Name of a column. Rows with the same value in this column stay on the same side of every split.
         time: Name of a column of times. Methods are trained on earlier rows and tested on later ones.

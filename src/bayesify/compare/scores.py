@@ -27,7 +27,7 @@ Scores = dict[str, float | None]
 def score_regression(
     test: RegressionPredictive, y: np.ndarray, calibration: RegressionPredictive, y_calibration: np.ndarray
 ) -> tuple[Scores, dict[str, Any]]:
-    """Scores of a regression, and the curves of its figures; both are mappings from names.
+    """Scores of a regression, and the curves of its figures. Each of the two is a mapping from names to values.
 
     The scores include all scores of `metrics.evaluate`. `calibration` is the mean distance of the coverage curve from the
     diagonal. `width_*` are the widths of the central intervals. `coverage_90_*` are the coverages of the 90 % intervals in the
@@ -79,9 +79,9 @@ def score_classification(
 ) -> tuple[Scores, dict[str, Any]]:
     """Scores of a classification and the curves of its figures; see `score_regression`.
 
-    The set of a level consists of the fewest classes whose probabilities add up to the level. `coverage_*` is the share of rows
-    whose label is in this set, and `width_*` is the mean size of the set. `test` and `calibration` are predictions [N, C];
-    `labels` and `known` are the true classes of their rows.
+    For each level, the set consists of the fewest classes whose probabilities add up to the level. `coverage_*` is the
+    share of rows whose label is in this set, and `width_*` is the mean size of the set. `test` and `calibration` are
+    predictions [N, C]; `labels` and `known` are the true classes of their rows.
     """
     targets = torch.from_numpy(labels)
     found: Scores = dict(metrics.evaluate(test, targets))
@@ -138,7 +138,8 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Root of the mean error when a share k / NUM_POINTS of the rows, the least certain ones, is left out, for k = 0..NUM_POINTS-1.
+    """Root of the mean error after the least certain rows, a share of k / NUM_POINTS, are left out, for k =
+    0..NUM_POINTS-1.
 
     Rows with equal uncertainty are left out in random order; the result is the expectation over all such orders.
     """

@@ -125,8 +125,8 @@ class MethodRow:
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
-    """Whether a difference is neither due to chance nor too small to matter. An adjusted p-value `p` replaces the difference's
-    own p-value."""
+    """Whether a difference is neither due to chance nor too small to matter. If an adjusted p-value `p` is given, it
+    replaces the difference's own p-value."""
     return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
 
@@ -182,12 +182,12 @@ class Summary:
 
     @cached_property
     def test_share(self) -> float:
-        """Test rows per training row."""
+        """Number of test rows per training row."""
         counts = [entry["rows"] for entry in self.results.values() if "rows" in entry]
         return float(np.mean([rows["test"] / rows["fit"] for rows in counts])) if counts else 0.0
 
     def difference(self, worse: str, better: str) -> Difference:
-        """Difference between the NLLs of two ranked methods. It uses the NLL of each row if this is known."""
+        """Difference between the NLLs of two ranked methods. It uses the NLLs of single rows if they are known."""
         first, second = (self.of_splits(name, "scores", RANKING_SCORE) for name in (worse, better))
         losses = [self.of_splits(name, "curves", "losses") for name in (worse, better)]
         if any(loss is None for part in losses for loss in part):

@@ -84,7 +84,7 @@ def _compare(name: str, key: str, array: np.ndarray) -> None:
 
 
 def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
-    """Download a file. If `key` is given, the file's array must have the checksum of this array of the set."""
+    """Download a file. If `key` names an array of the set, the file's array must have the checksum of that array."""
     check = None if key is None else lambda path: _compare(name, key, read_idx(path))
     return fetch(
         [f"{home}/{file}" for home in BASE_URLS[name]], folder / file, sha256=FILE_SHA256.get(file), check=check
@@ -109,7 +109,9 @@ def read_idx(path: Path) -> np.ndarray:
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"images: {path.name} is not a complete gzip file: {error}") from error
     if len(shape) != start[3] or len(raw) != size:
-        raise ValueError(f"images: {path.name} has {len(raw)} bytes or more, but its header says {shape}")
+        raise ValueError(
+            f"images: {path.name} has {len(raw)} bytes or more, which does not match the shape {shape} in its header"
+        )
     return np.frombuffer(raw, np.uint8).reshape(shape).copy()
 
 

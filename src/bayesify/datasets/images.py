@@ -39,13 +39,13 @@ class Images:
             images, labels = getattr(self, f"{part}_images"), getattr(self, f"{part}_labels")
             if images.ndim != 4 or images.dtype != np.uint8 or labels.shape != images.shape[:1]:
                 raise ValueError(
-                    f"{self.name}: {part}_images {images.dtype}{list(images.shape)} with labels {list(labels.shape)}; "
-                    "give uint8 [N, C, H, W] with one label per image"
+                    f"{self.name}: {part}_images are {images.dtype}{list(images.shape)}, and the labels have shape "
+                    f"{list(labels.shape)}; give uint8 [N, C, H, W] with one label per image"
                 )
 
     @checked
     def first(self, num_train: Count | None = None, num_test: Count | None = None) -> Images:
-        """The set with only the first images of each part; all images if a number is left out."""
+        """The set with only the first images of each part; a part without a given number keeps all images."""
         return replace(
             self,
             train_images=self.train_images[:num_train],
@@ -66,7 +66,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     Args:
         name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine
             labels) or `"svhn"` (cropped digits, without the extra part).
-        folder: Folder that holds the files of `FILES`. If it is given, nothing is downloaded.
+        folder: Folder that holds the files listed in `FILES`. If it is given, nothing is downloaded.
         download: Whether to download.
 
     Raises:
@@ -89,7 +89,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
 
 def check_images(owner: str, images: np.ndarray, square: bool = False) -> None:
-    """Raise `ValueError` for arrays that are not images, [N, C, H, W], or, if `square` is true, not square images."""
+    """Raise `ValueError` unless the arrays are images [N, C, H, W], which must be square if `square` is true."""
     if images.ndim != 4 or images.dtype != np.uint8 or (square and images.shape[2] != images.shape[3]):
         wanted = "[N, C, H, H]" if square else "[N, C, H, W]"
         raise ValueError(f"{owner}: images are {images.dtype}{list(images.shape)}; give uint8 {wanted}")
@@ -136,5 +136,5 @@ def synthetic(
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:
-    """Images in [0, 1] as uint8; values outside are clipped."""
+    """Images in [0, 1] as uint8; values outside this range are clipped."""
     return np.asarray(np.round(255 * np.clip(images, 0.0, 1.0)), np.uint8)

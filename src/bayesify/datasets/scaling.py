@@ -43,8 +43,8 @@ class Standardization(Plain):
         """
         if 0 not in axes or any(axis >= train.ndim for axis in axes):
             raise ValueError(
-                f"Standardization: axes={axes} do not fit an array with {train.ndim} axes; include the first axis, and only "
-                f"axes below {train.ndim}"
+                f"Standardization: axes={axes} do not fit an array with {train.ndim} axes; the axes must include 0, "
+                f"and every axis must be less than {train.ndim}"
             )
         if not train.size:
             raise ValueError(f"Standardization: training data {list(train.shape)} are empty; give at least one row")

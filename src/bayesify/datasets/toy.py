@@ -120,8 +120,8 @@ class Linear:
 def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regression:
     r"""Two clusters on a cosine with a gap between them (Foong et al. 2019; the inducing weights paper, figure 2).
 
-    $y = \cos(4x + 0.8) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.1^2)$, half of the x uniform in [-1, -0.7] and half
-    in [0.5, 1].
+    $y = \cos(4x + 0.8) + \varepsilon$ with $\varepsilon \sim \mathcal{N}(0, 0.1^2)$. Half of the inputs x are uniform
+    in [-1, -0.7], the other half in [0.5, 1].
 
     Args:
         num_data: Number of training examples. If it is odd, the right cluster has one example more.
@@ -143,10 +143,11 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
 
 @checked
 def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regression:
-    r"""A cubic with a gap (Hernández-Lobato & Adams 2015; the global inducing points paper, figure 1).
+    r"""A cubic function with a gap between the data (Hernández-Lobato & Adams 2015; the global inducing points paper,
+    figure 1).
 
-    $y = x^3 + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 3^2)$, x uniform in $[-4, -2] \cup [2, 4]$. The papers standardize
-    both x and y: see `Regression.standardized`.
+    $y = x^3 + \varepsilon$ with $\varepsilon \sim \mathcal{N}(0, 3^2)$; the inputs x are uniform in
+    $[-4, -2] \cup [2, 4]$. The papers standardize both x and y: see `Regression.standardized`.
 
     Args:
         num_data: Number of training examples.
@@ -170,7 +171,8 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
 def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Regression:
     r"""A noisy wavy function on [0, 6], similar to the data of Snelson & Ghahramani (2006).
 
-    $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.28^2)$, x uniform in [0, 6].
+    $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.28^2)$; the inputs x are
+    uniform in [0, 6].
 
     Args:
         num_data: Number of training examples.

@@ -88,7 +88,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     and the gap splits of Foong et al. (2019). Classifications have no generally accepted splits: see `seeded_splits`.
 
     Args:
-        name: Key of `REGRESSION` or the name of its file, or one of `CLASSIFICATION`.
+        name: A key of `REGRESSION`, the file name of such a key, or an entry of `CLASSIFICATION`.
         folder: Folder that holds the folders `uci` and `uci_classification`. If it is given, nothing is downloaded.
         download: Whether to download.
 
@@ -116,7 +116,9 @@ def _read(file: str, name: str, folder: str | Path | None, download: bool) -> di
     make = partial(uci_sources.download, stem) if download else None
     path, arrays = obtain("uci", file, folder, make, partial(uci_sources.verify, stem))
     if not {"X", "y"} <= set(arrays) or arrays["X"].ndim != 2 or len(arrays["X"]) != len(arrays["y"]):
-        raise ValueError(f"uci: {path} has no X [N, D] with y of N rows; this is not the file of {name}")
+        raise ValueError(
+            f"uci: {path} does not hold an array X [N, D] and an array y with N rows; this is not the file of {name}"
+        )
     return arrays
 
 
@@ -148,11 +150,12 @@ def seeded_splits(
         ValueError: If a split would leave no row for training or testing.
     """
     if len(X) != len(y):
-        raise ValueError(f"seeded_splits: X has {len(X)} rows and y {len(y)}; give one target for each row")
+        raise ValueError(f"seeded_splits: X has {len(X)} rows, but y has {len(y)}; give one target for each row")
     num_test = round(test_share * len(X))
     if not 0 < num_test < len(X):
         raise ValueError(
-            f"seeded_splits: test_share={test_share} of {len(X)} rows; give a share that leaves rows for training and for testing"
+            f"seeded_splits: test_share={test_share} of {len(X)} rows leaves no row for training or for testing; give "
+            "another share"
         )
     order = uci_sources.sorted_rows(X, y)
     made = []

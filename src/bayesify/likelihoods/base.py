@@ -50,7 +50,7 @@ class Likelihood(nn.Module):
         Args:
             outputs: The network's outputs, [B, ...], or [S, B, ...] with an axis of draws.
             y: Targets of B examples; see the class.
-            has_draws: Whether outputs have an axis of draws. By default the shapes decide.
+            has_draws: Whether outputs have an axis of draws. By default this is inferred from the shapes.
 
         Returns:
             Values in nats, [B] or [S, B].
@@ -123,7 +123,8 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> Predictive:
-        """The predictive distribution for a Gaussian over outputs. Classes use a link; see `GaussianClassPredictive`."""
+        """The predictive distribution for a Gaussian over outputs. Likelihoods of classes use a link function; see
+        `GaussianClassPredictive`."""
 
     def logit_axis(self, ndim: int) -> int | None:
         """Axis of the classes in outputs [B, ...] with `ndim` axes, counted from the end; `None` if there is no such axis."""
@@ -163,7 +164,8 @@ class Likelihood(nn.Module):
             y: Targets, if some of them mean "no label here".
 
         Returns:
-            h and q, with the shape of the outputs. q is `None` if the matrix is diagonal, which is the default.
+            The tensors h and q, with the shape of the outputs; q is `None` if the matrix is diagonal, as it is by
+            default.
         """
         wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
         return self.fisher(wide).diagonal(dim1=-2, dim2=-1).reshape(outputs.shape), None
@@ -174,8 +176,8 @@ class Likelihood(nn.Module):
         r"""A few random vectors whose outer products add up to the Fisher matrix of an example in expectation,
         [K, B, ...].
 
-        Each is a sum of the vectors of `fisher_factor` with random signs, divided by $\sqrt K$. If `fisher_factor` has
-        at most `count` vectors, they are returned unchanged.
+        Each vector is a sum of the vectors of `fisher_factor` with random signs, divided by $\sqrt K$. If
+        `fisher_factor` has at most `count` vectors, they are returned unchanged.
         """
         factor = self.fisher_factor(outputs, y)
         if len(factor) <= count:
@@ -232,8 +234,8 @@ class NumberLikelihood(Likelihood):
             raw = getattr(self, f"raw_{name}")
             if raw.ndim and raw.shape[0] != found // each:
                 raise ValueError(
-                    f"likelihoods.{type(self).__name__}: {raw.shape[0]} values of {name} for {found // each} outputs; give one "
-                    "value per output, or a single number"
+                    f"likelihoods.{type(self).__name__}: there are {raw.shape[0]} values of {name}, but "
+                    f"{found // each} outputs; give one value per output, or a single number"
                 )
         return (*outputs.shape[:-1], found // each) if each > 1 else tuple(outputs.shape)
 
@@ -255,7 +257,8 @@ class NumberLikelihood(Likelihood):
         return self.predictive(Outputs(kept=outputs.draws))
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
-        """Store a positive number, or one number per target, as `raw_<name>` through softplus. Return it as plain data."""
+        """Store a positive number, or one number per target, as the softplus of `raw_<name>`; return it as plain
+        data."""
         if isinstance(given, Tensor) and given.ndim > 1:
             raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
         values = given.tolist() if isinstance(given, Tensor) else given

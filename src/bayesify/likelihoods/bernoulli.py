@@ -17,8 +17,8 @@ class Bernoulli(Likelihood):
     r"""A binary label for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$. Several outputs mean several labels
     at once.
 
-    The Fisher matrix is $\operatorname{diag}(p (1 - p))$. Targets are 0 or 1 with the outputs' shape; a last axis of
-    length 1 may be missing from either of them.
+    The Fisher matrix is $\operatorname{diag}(p (1 - p))$. Targets are 0 or 1 and have the outputs' shape; a last axis
+    of length 1 may be missing from the targets or from the outputs.
     """
 
     name = "bernoulli"

@@ -63,8 +63,8 @@ class Categorical(Likelihood):
         return self._fit_targets(outputs, y, False)[0] != self._ignore_index
 
     def _all_count(self, y: Tensor, classes: int) -> bool:
-        """Whether every label is known to be in range and not ignored. False on a GPU, where the check would wait for
-        the device."""
+        """Whether every label is known to be in range and not ignored. The result is false on a GPU, where the check
+        would wait for the device."""
         if y.device.type != "cpu" or not should_check(y) or not y.numel() or y.is_floating_point():
             return False
         low, high = map(int, y.aminmax())
@@ -161,12 +161,13 @@ class Categorical(Likelihood):
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        r"""Vectors $\sqrt{w_c}\,(e_c - p)$; $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p) - p p^\top$.
+        r"""Vectors $\sqrt{w_c}\,(e_c - p)$ with $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p)
+        - p p^\top$.
 
         Each class is chosen at most once. Its chance is proportional to $p_c$, but at most 1. The most likely classes
-        are chosen with certainty and have weight $p_c$. The other classes are chosen by equal steps through the
-        remaining probability and have equal weights. If fewer than `count` classes have all of the probability, nothing
-        is random.
+        are chosen with certainty and have weight $p_c$. The other classes are chosen by systematic sampling, in equal
+        steps through the remaining probability, and have equal weights. If fewer than `count` classes have all of the
+        probability, nothing is random.
         """
         probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
         if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
@@ -195,8 +196,8 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
     r"""K classes and weights w [..., K] with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
 
     The n most likely classes are chosen with certainty, because each is more probable than the share that the other
-    classes would get if they shared the rest equally. The other classes are chosen by steps of this share from a random
-    start (Madow 1949).
+    classes would get if they shared the rest equally. The other classes are chosen by systematic sampling: from a
+    random start, in steps of the size of this share (Madow 1949).
     """
     ordered, classes = probs.sort(-1, descending=True)
     # Sum from the least likely class, because 1 minus the sum of the others would be rounding error.

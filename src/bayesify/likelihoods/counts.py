@@ -13,11 +13,11 @@ from bayesify.predictive.families.counts import NEGATIVE_BINOMIAL, POISSON
 
 
 class Poisson(NumberLikelihood):
-    r"""Counts: $p(y | f) = \lambda^y e^{-\lambda} / y!$ with $\lambda = \exp f$, f clipped to [-20, 20].
+    r"""Counts: $p(y | f) = \lambda^y e^{-\lambda} / y!$ with $\lambda = \exp f$, where f is clipped to [-20, 20].
 
-    The Fisher matrix is $\operatorname{diag}(\lambda)$. Targets are whole numbers of at least 0 with the outputs'
-    shape; a last axis of length 1 may be missing from either of them. For counts whose variance exceeds their mean, as
-    is usual, use `NegativeBinomial`.
+    The Fisher matrix is $\operatorname{diag}(\lambda)$. Targets are whole numbers of at least 0 and have the outputs'
+    shape; a last axis of length 1 may be missing from the targets or from the outputs. For counts whose variance
+    exceeds their mean, as is usual, use `NegativeBinomial`.
     """
 
     name = "poisson"
@@ -44,8 +44,8 @@ class NegativeBinomial(NumberLikelihood):
     distribution. Either the dispersion is one number (or one number per output), or the network predicts it for each
     example. If the network predicts it, the network's last axis holds O logarithms of means and O logarithms of
     dispersions, clipped to [-12, 8]. The Fisher matrix is $\operatorname{diag}(\mu / (1 + \alpha \mu))$; it has no
-    closed form if the network predicts the dispersion. Targets are whole numbers of at least 0, [B, O]. Stored:
-    `raw_dispersion` through softplus.
+    closed form if the network predicts the dispersion. Targets are whole numbers of at least 0, [B, O]. The dispersion
+    is the softplus of `raw_dispersion`.
 
     Args:
         dispersion: Initial $\alpha$: a number for all outputs, a sequence with one number per output, or `None` if the
@@ -75,7 +75,7 @@ class NegativeBinomial(NumberLikelihood):
 
     @property
     def dispersion(self) -> Tensor | None:
-        r"""$\alpha$, a scalar or [O]; `None` if the network predicts it."""
+        r"""The dispersion $\alpha$, a scalar or [O]; `None` if the network predicts it."""
         return None if self._dispersion is None else self._stored("dispersion")
 
     def numbers(self) -> dict[str, Tensor]:

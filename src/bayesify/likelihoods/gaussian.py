@@ -23,7 +23,8 @@ class Gaussian(NumberLikelihood):
     r"""Homoscedastic noise: $p(y | f) = \mathcal{N}(y; f, \text{noise})$, independent over outputs.
 
     The Fisher matrix is $I / \text{noise}$. Targets have the outputs' shape; a last axis of length 1 may be missing
-    from either of them. Stored: `raw_noise` through softplus. It is a parameter if it is learned.
+    from the targets or from the outputs. The noise is the softplus of `raw_noise`, which is a parameter if the noise is
+    learned.
 
     Args:
         noise: Initial variance: a number for all outputs, or a sequence with one variance per output. By default, `fit` finds
@@ -53,7 +54,8 @@ class Gaussian(NumberLikelihood):
 
     @property
     def is_learned_by_fit(self) -> bool:
-        """Whether `fit` and `Laplace.fit` find the variance: it is learned, and no initial value was given."""
+        """Whether `fit` and `Laplace.fit` find the variance. They do if it is learned and no initial value was
+        given."""
         return self._noise is None and self._learn
 
     @property
@@ -93,16 +95,16 @@ class HeteroscedasticGaussian(NumberLikelihood):
     $p(y | f) = \mathcal{N}(y; f_{\mu}, \exp f_v)$ with $f_v$ clipped to [-20, 20]. The Fisher matrix in $(\mu, f_v)$ is
     $\operatorname{diag}(\exp(-f_v), 1/2)$. Targets are [B, O].
 
-    Under the plain likelihood, rows with little noise dominate training and can keep the network from fitting the other rows.
-    `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by $(v / \bar v)^\beta$
-    ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ the means are trained as with squared errors, and with
-    $\beta = 0$ as with the plain likelihood. $\bar v$ is one learned variance, the variance of the residuals. Because
-    of the division by $\bar v$, the weight of the data relative to the prior does not change. On the prices of 4,000
-    diamonds, the error of the mean was 642 after training with squared errors, 1,505 with $\beta = 0$ and 622 with
-    $\beta = 0.5$.
+    With the plain likelihood, rows with little noise dominate training and can keep the network from fitting the other
+    rows. `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by
+    $(v / \bar v)^\beta$ ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ the means are trained as with squared
+    errors, and with $\beta = 0$ as with the plain likelihood. $\bar v$ is one learned variance, the variance of the
+    residuals. Because of the division by $\bar v$, the weight of the data relative to the prior does not change. On the
+    prices of 4,000 diamonds, the error of the mean was 642 after training with squared errors, 1,505 with $\beta = 0$
+    and 622 with $\beta = 0.5$.
 
     Args:
-        beta: $\beta$, the exponent of the gradients' weights.
+        beta: Exponent $\beta$ of the gradients' weights.
     """
 
     name = "heteroscedastic_gaussian"

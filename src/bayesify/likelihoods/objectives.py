@@ -28,8 +28,8 @@ def expected_log_likelihood(
         outputs: The network's outputs of each draw, [S, B, ...].
         y: Targets of B examples.
         likelihood: p(y | f).
-        num_data: N, the number of examples in the whole dataset.
-        example_weights: $\omega$, the weights of the examples, [B]; 1 by default.
+        num_data: Number N of examples in the whole dataset.
+        example_weights: Weights $\omega$ of the examples, [B]; 1 by default.
         exact: Whether to use `log_prob` and its own gradients instead of the likelihood's `objective`. Samplers need
             this.
 
@@ -59,7 +59,7 @@ def integrated_log_likelihood(
     num_data: int,
     example_weights: Tensor | None = None,
 ) -> Tensor:
-    r"""The data term under Gaussian outputs with means and variances [S, B, O].
+    r"""The data term for Gaussian outputs with means and variances [S, B, O].
 
     It is the data term of the means minus $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$.
     """
@@ -92,7 +92,8 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
     """Check that an objective is finite.
 
     Raises:
-        ValueError: If `value` is not finite. The message names the first weight that is not finite, or otherwise the outputs.
+        ValueError: If `value` is not finite. The message names the first weight that is not finite; if all weights are
+            finite, it says whether the outputs are.
     """
     if math.isfinite(value.item()):
         return

@@ -34,7 +34,7 @@ class Quantiles(NumberLikelihood):
     $$ -\frac1s \cdot \frac2K \sum_k \rho_{l_k}(y - q_k) - \log s, \qquad \rho_l(e) = \max(l e, (l - 1) e) $$
 
     The loss approximates the continuous ranked probability score, and s converges to the mean of this score. The data
-    then have the same weight relative to the prior as under Gaussian noise. `log_prob` and the predictive describe the
+    then have the same weight relative to the prior as with Gaussian noise. `log_prob` and the predictive describe the
     distribution with these quantiles, constant densities between them, and exponential tails beyond; see
     `QuantileFunction`. There is no Fisher matrix, because the loss is piecewise linear. Targets are [B, O].
 
@@ -85,7 +85,7 @@ class Quantiles(NumberLikelihood):
 
     @property
     def scale(self) -> Tensor:
-        """s, a scalar or [O]."""
+        """The scale s, a scalar or [O]."""
         return self._stored("scale")
 
     def numbers(self) -> dict[str, Tensor]:

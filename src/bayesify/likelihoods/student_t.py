@@ -23,8 +23,8 @@ class StudentT(NumberLikelihood):
     network predicts it, the network's last axis holds O locations and O values $f_v = \log s^2$, clipped to [-20, 20].
     All outputs share the degrees of freedom, which are above 2 so that the variance $s^2 \nu / (\nu - 2)$ is finite.
     The Fisher matrix in $(f, f_v)$ is $\operatorname{diag}\bigl(\frac{\nu + 1}{(\nu + 3) s^2}, \frac{\nu}{2 (\nu +
-    3)}\bigr)$. Targets are [B, O]. Stored: `raw_scale` and `raw_degrees` ($\nu - 2$) through softplus. They are
-    parameters if they are learned.
+    3)}\bigr)$. Targets are [B, O]. The scale is the softplus of `raw_scale`, and $\nu - 2$ is the softplus of
+    `raw_degrees`. Both are parameters if they are learned.
 
     If the network predicts the scale, gradients of `objective` are weighted by $(s^2 / \bar s^2)^\beta$; see
     `HeteroscedasticGaussian`. $\bar s$ is then learned as well.
@@ -34,7 +34,7 @@ class StudentT(NumberLikelihood):
             predicts it.
         degrees: Initial $\nu$.
         learn: Whether to train scale and degrees.
-        beta: $\beta$, the exponent of the gradients' weights. The value 0 gives the plain likelihood.
+        beta: Exponent $\beta$ of the gradients' weights. The value 0 gives the plain likelihood.
 
     Raises:
         ValueError: If a scale is not positive and finite, or `degrees` is not above 2.
@@ -63,7 +63,7 @@ class StudentT(NumberLikelihood):
 
     @property
     def scale(self) -> Tensor | None:
-        """s, a scalar or [O]; `None` if the network predicts it."""
+        """The scale s, a scalar or [O]; `None` if the network predicts it."""
         return None if self._scale is None else self._stored("scale")
 
     @property

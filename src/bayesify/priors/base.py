@@ -29,12 +29,13 @@ class PriorDraw:
     in row-major order.
 
     Args:
-        std: $\sigma_w$ by weight name: a number, or a tensor [S] for S draws of a hierarchical prior.
+        std: Standard deviations $\sigma_w$ by weight name: a number, or a tensor [S] for S draws of a hierarchical
+            prior.
         kl: KL of the hyperparameters' own posterior to their prior in nats; 0 for a fixed prior.
-        factor: C by weight name, lower triangular, [S, K, K].
+        factor: Lower triangular factors C by weight name, [S, K, K].
         std_variance: Variance of $\sigma_w$ by weight name, if `std` is the mean of $\sigma_w$ and not a draw (see
             `Prior.typical`).
-        mean: $\mu_w$ by weight name, [*shape]. Weights that are not named have mean 0.
+        mean: Means $\mu_w$ by weight name, [*shape]. Weights that are not named have mean 0.
     """
 
     std: Mapping[str, float | Tensor]
@@ -50,7 +51,7 @@ class PriorDraw:
         return not self.factor and not self.mean and not any(issubclass(kind, Tensor) for kind in kinds)
 
     def require_fixed(self, owner: str) -> PriorDraw:
-        """This prior, or a `ValueError` that names `owner` if the prior is not fixed."""
+        """This prior. Raises a `ValueError` that names `owner` if the prior is not fixed."""
         if not self.fixed:
             raise ValueError(
                 f"{owner}: the prior has a random scale or is centered on a network; use a fixed prior with mean 0, "
@@ -88,9 +89,9 @@ class PriorDraw:
            + \frac{1}{2\sigma_w^2} \operatorname{tr} (C C^\top)^{-1} \sum_f \mathbb{E}_q w_f w_f^\top $$
 
         Args:
-            second_moments: $\mathbb{E}_q$ of the method `second_moments`, by name: a scalar or [S], but [K, K] for
-                kernels named in `factor`.
-            sizes: $P_w$, the number of scalars, by name.
+            second_moments: Expectations under q of the results of the method `second_moments`, by weight name: a scalar
+                or [S], but [K, K] for kernels named in `factor`.
+            sizes: Number of scalars $P_w$ of each weight, by weight name.
         """
         constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in second_moments)
         if not self.factor and not any(isinstance(self.std[name], Tensor) for name in second_moments):
@@ -255,7 +256,7 @@ class _Live(Mapping[str, Any]):
 
 
 def kernel_positions(weight: Weight) -> int | None:
-    """K, the number of positions of a convolution's kernel; `None` for other weights."""
+    """Number K of positions of a convolution's kernel; `None` for other weights."""
     if weight.kind != "matrix" or weight.is_bias or weight.units is None or len(weight.shape) < 3:
         return None
     return math.prod(weight.shape[2:])

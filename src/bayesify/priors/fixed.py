@@ -82,7 +82,7 @@ class AroundNetwork(Neal):
     uncertainty is too small if training has overfitted. If $w_0$ comes from other data (a pretrained network), this is
     a proper prior. Weights without a fan-in have standard deviation `scale`.
 
-    Stored: `center`, $w_0$ by name, not trained.
+    `center` stores $w_0$ by name and is not trained.
 
     Args:
         scale: Factor on the standard deviation of `Neal`.

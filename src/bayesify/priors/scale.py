@@ -33,9 +33,9 @@ class Scale(Prior):
     has a closed form. The KL includes the cost of what is learned about the prior, so the bounds of different models
     are comparable.
 
-    Stored: `log_alpha`, `log_beta`. Alpha and beta both start at $P_l / 2$, where $P_l$ is the number of weights of the
-    layer. If the weights are as large as expected under Neal's prior, $q(s_l)$ is then the exact posterior,
-    $\mathrm{Gamma}(2 + \tfrac{P_l}{2}, 2 + \tfrac{\text{fan\_in}}{2} \lVert w \rVert^2)$.
+    The parameters are `log_alpha` and `log_beta`. Alpha and beta both start at $P_l / 2$, where $P_l$ is the number of
+    weights of the layer. If the weights are as large as expected under Neal's prior, $q(s_l)$ is then the exact
+    posterior, $\mathrm{Gamma}(2 + \tfrac{P_l}{2}, 2 + \tfrac{\text{fan\_in}}{2} \lVert w \rVert^2)$.
 
     Shapes:
         log_alpha, log_beta: [L], with layers in the order of their first weight.

@@ -33,10 +33,10 @@ class SpatialInverseWishart(Prior):
     A posterior can use this prior if the posterior's second moments over a kernel's positions are known, or if it is
     built on the prior. `bayesianize` rejects other posteriors.
 
-    Stored: `log_nu`; $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular, stored as
-    `log_diagonal` (d) and `lower` (N, row by row). Kernels of equal K are stored together, in the order of the network.
-    $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and its spread is what
-    q(L) would have after observing this number of filters.
+    The parameters are `log_nu`, `log_diagonal` (logarithms of d) and `lower` (entries of N, row by row), where
+    $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular. Kernels of equal K are stored together,
+    in the order of the network. $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is
+    then I, and its spread is what q(L) would have after observing this number of filters.
 
     Shapes:
         log_nu: [G], for each K with G kernels; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
@@ -64,12 +64,12 @@ class SpatialInverseWishart(Prior):
         return 1 / math.sqrt(weight.fan_in or 1)
 
     def dof(self, size: int) -> Tensor:
-        r"""$K + 1 + \nu$ of the kernels with K positions, [G]."""
+        r"""Degrees of freedom $K + 1 + \nu$ of the kernels with K positions, [G]."""
         found: Tensor = size + 1 + self.log_nu[str(size)].exp()
         return found
 
     def scale_matrix(self, size: int) -> Tensor:
-        r"""$(K + 1) I + \Psi$ of the kernels with K positions, [G, K, K]."""
+        r"""Scale matrices $(K + 1) I + \Psi$ of the kernels with K positions, [G, K, K]."""
         packed, log_diagonal = self.lower[str(size)], self.log_diagonal[str(size)]
         eye = torch.eye(size, dtype=packed.dtype, device=packed.device)
         root = log_diagonal.exp().unsqueeze(-1) * (eye + strict_tril(packed, size))

@@ -1,4 +1,4 @@
-"""Atomic writes: a file, or several files together, are written completely or not at all."""
+"""Atomic writes: each file, or each group of files, is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
     Raises:
         ValueError: If the folder does not exist, or the path is a folder, a device or a pipe.
-        OSError: If the file cannot be written, for example on a full disk; the message has the path and remedies.
+        OSError: If the file cannot be written, for example on a full disk; the message names the path and remedies.
     """
     path = check_file(path)
     temporary = _temporary(path)
@@ -50,8 +50,8 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
             raise
         raise OSError(
             error.errno,
-            f"{path}: cannot be written ({error.strerror or error}); free space on its disk, make its folder writable, or give "
-            "another path",
+            f"{path}: the file cannot be written ({error.strerror or error}); free space on its disk, make its folder "
+            "writable, or give another path",
         ) from error
     finally:
         with suppress(OSError):
@@ -170,9 +170,11 @@ def check_file(path: str | Path) -> Path:
     """
     path = Path(path)
     if path.is_dir():
-        raise ValueError(f"{path}: is a folder; give the path of a file, such as model.safetensors")
+        raise ValueError(f"{path}: this path is a folder; give the path of a file, such as model.safetensors")
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path}: is a device or a pipe, which a file cannot replace; give the path of a file")
+        raise ValueError(
+            f"{path}: this path is a device or a pipe, which a file cannot replace; give the path of a file"
+        )
     if not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist; create it first")
     return path

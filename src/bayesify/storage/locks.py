@@ -14,7 +14,7 @@ except ImportError:  # Windows: no lock
 
 
 class InUse(OSError):
-    """Another process holds the lock."""
+    """Raised if another process holds the lock."""
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.read(handle, 100).decode(errors="replace").strip()
             os.close(handle)
-            raise InUse(f"is in use by {holder if holder.isprintable() and holder else 'another process'}") from None
+            raise InUse(f"it is in use by {holder if holder.isprintable() and holder else 'another process'}") from None
         try:
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 break

@@ -69,7 +69,9 @@ def stored_name(model: Any) -> str:
         if base in names:
             return names[base]
     known = ", ".join(names.values())
-    raise TypeError(f"save: {type(model).__name__} cannot be stored; known: {known} (see register_predictor)")
+    raise TypeError(
+        f"save: {type(model).__name__} cannot be stored; the known types are {known} (see register_predictor)"
+    )
 
 
 register_predictor(BayesianNetwork)

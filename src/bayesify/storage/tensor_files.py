@@ -197,7 +197,8 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             pass  # open the file first, because safetensors would report an unreadable file as missing
     except OSError as error:
         raise OSError(
-            error.errno, f"{path}: cannot be read ({error.strerror}); change its permissions, or give a readable copy"
+            error.errno,
+            f"{path}: the file cannot be read ({error.strerror}); change its permissions, or give a readable copy",
         ) from error
     try:
         with safe_open(path, framework="pt") as file:
@@ -207,8 +208,8 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
-            f"{path}: not a complete safetensors file ({error}), because it was truncated or has another format; restore it "
-            "from an intact copy"
+            f"{path}: this is not a complete safetensors file ({error}), because it was truncated or has another "
+            "format; restore it from an intact copy"
         ) from None
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):

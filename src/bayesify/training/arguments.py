@@ -28,7 +28,7 @@ class Steps:
         skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a
             `ModelStack`, only the models with a non-finite gradient skip the step; their parameters, buffers and
             optimizer state do not change. The history counts skipped steps.
-        capture: Whether steps on a GPU run as CUDA graphs if possible. The numbers are the same, and the host waits
+        capture: Whether steps on a GPU run as CUDA graphs if possible. The results are the same, and the host waits
             less.
         draws_in_turn: Whether to take the gradient of each draw before the next draw runs, so that only the activations of one draw
             are in memory. The objective is the same, but small networks train more slowly. Noise is then drawn for
@@ -79,7 +79,8 @@ class Checkpointing:
 @checked
 @dataclass(frozen=True)
 class Devices:
-    """Processes that train together through Lightning Fabric. Each has its own device and gets a part of every batch.
+    """Processes that train together through Lightning Fabric. Each process has its own device and gets a part of every
+    batch.
 
     With the same seed, the result equals the result of one process up to rounding.
 

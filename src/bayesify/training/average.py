@@ -31,7 +31,7 @@ class Average:
     the average. The average is stored in float32 or wider.
 
     Args:
-        decay: $\gamma$, the weight of the previous average in each step.
+        decay: Weight $\gamma$ of the previous average in each step.
         start: Share of the run after which the average begins. If the run has a variational phase, the average begins
             after the MAP phase.
 

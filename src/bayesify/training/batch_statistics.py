@@ -57,7 +57,7 @@ def keep_draws(
     Args:
         model: The network.
         loader: Training data, as `fit` takes it.
-        num_draws: K, the number of kept draws; predictions with more draws use the running averages.
+        num_draws: Number K of kept draws; predictions with more draws use the running averages.
         max_examples: Number of examples for the statistics of a draw, taken from all parts of the loader; `None` for
             all examples.
         seed: Seed of the draws.

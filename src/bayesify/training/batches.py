@@ -53,7 +53,7 @@ class StackedBatches:
     Args:
         x: Inputs, [R, N, ...].
         y: Targets, [R, N, ...].
-        size: B, the batch size. If a model has fewer rows, B is reduced to that number.
+        size: Batch size B. If a model has fewer rows, B is reduced to that number.
         steps: Number of batches in an epoch.
         weights: Example weights, [R, N], or `None`.
         used: Rows of each model, as R tensors of indices; all rows by default.
@@ -215,8 +215,8 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
 
 
 def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """The first batches of a loader with at most `num_examples` examples, but at least one batch. Empty if the loader
-    yields nothing."""
+    """The first batches of a loader with at most `num_examples` examples, but at least one batch. The result is empty
+    if the loader yields nothing."""
     batches: list[Batch] = []
     for item in loader:
         batch = parse_batch(item, reader)

@@ -26,9 +26,9 @@ class CapturedSteps:
 
     A graph works on fixed memory. Each batch is copied to the address from which the graph reads, and every other value
     that changes between steps must be a tensor that changes in place. A step is not captured if it waits for the device
-    or if its batch contains more than tensors; `reason` says why. Graphs are captured again when parameters or buffers
-    move in memory, when modes of the module change, or when numeric options of the optimizer change. If these options
-    change in every step, capturing stops.
+    or if its batch contains anything other than tensors; `reason` says why. Graphs are captured again when parameters
+    or buffers move in memory, when modes of the module change, or when numeric options of the optimizer change. If
+    these options change in every step, capturing stops.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
@@ -180,7 +180,8 @@ class GraphOptimizer:
 
 
 def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
-    """Whether an optimizer is fused or can be: it is torch's own, fused steps are the same, and no other form was requested."""
+    """Whether an optimizer is fused or can be fused. It can be if it is one of torch's own optimizers, its fused steps
+    are the same, and no other form was requested."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):

@@ -44,9 +44,9 @@ def check(
 
     These problems are always looked for: draws that agree (no uncertainty), ensemble members that lag behind,
     predictions that are no better than a constant guess, probabilities passed as logits, class labels passed as
-    numbers, and a search that ended at the edge of its range. With `start=`, two more: predictions that are worse than
-    those of the starting network, and a KL that dwarfs the data term. With `losses=`, one more: losses that are still
-    falling.
+    numbers, and a search that ended at the edge of its range. With `start=`, two more problems are looked for:
+    predictions that are worse than those of the starting network, and a KL that dwarfs the data term. With `losses=`,
+    the function also looks for losses that are still falling.
 
     Args:
         model: A `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over a predictor.
@@ -55,7 +55,7 @@ def check(
         losses: Negative objective per example in nats, for each step or epoch of your own loop, in order of time.
         held_out: Whether the loader's data were held out of training. On held-out data, a smaller difference from
             `start` is enough for a finding.
-        num_data: N, the number of training examples; by default the number of examples in the loader.
+        num_data: Number N of training examples; by default the number of examples in the loader.
         kl_weight: Factor on the KL in training.
         num_draws: Number of draws for predictions; by default the model's own choice.
         num_examples: Maximum number of examples from the loader, in whole batches; at least one batch is used.

@@ -136,8 +136,8 @@ class Checkpoint:
             )
 
     def place(self) -> tuple[Position, int, list[Any]]:
-        """Position, number of steps, and sums of the epoch. Impossible entries raise an error, because a checksum
-        misses edits."""
+        """Position, number of steps, and sums of the epoch. Impossible entries raise an error, because an edited file
+        can have a valid checksum."""
         given = dict(self.position)
         steps, sums = given.pop("steps"), given.pop("sums")
         if not isinstance(steps, int) or steps < 0 or len(sums) not in (4, 5):

@@ -1,4 +1,4 @@
-"""Processes that train together: a single process, or several under Lightning Fabric."""
+"""Processes that train together: a single process, or several processes of Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -77,10 +77,11 @@ class Processes:
 
 
 class FabricProcesses(Processes):
-    """Several processes under a launched `Fabric`. Each process handles its part of every batch.
+    """Several processes of a launched `Fabric`. Each process handles its part of every batch.
 
-    The loader yields whole batches. Rank r of R takes the examples r, r + R, ... of a batch. With a map-style `DataLoader`, each
-    process loads only its part. With other loaders, each process loads the whole batch and keeps its part.
+    The loader yields whole batches. The process with rank r of R takes the examples r, r + R, ... of a batch. With a
+    map-style `DataLoader`, each process loads only its part. With other loaders, each process loads the whole batch and
+    keeps its part.
     """
 
     def __init__(self, fabric: Any) -> None:
@@ -131,7 +132,8 @@ class FabricProcesses(Processes):
     ) -> Iterator[tuple[Batch, int, int]]:
         """For each batch: this process's part, the number of examples in the part, and the number in the whole batch.
 
-        If a batch has fewer examples than there are processes, a process without a part gets one example that counts 0.
+        If a batch has fewer examples than there are processes, a process without a part gets one example, which does
+        not count.
         """
         streams = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
         if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not streams:

@@ -40,7 +40,8 @@ def data_fingerprint(loader: Any) -> list[str]:
 
 
 def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether two comparable fingerprints differ in at least half of the rows. Fewer differences count as corrections."""
+    """Whether two comparable fingerprints differ in at least half of the rows. Fewer differences are taken for
+    corrections of the data."""
     known = len(before) == len(now) > 0
     return known and 2 * sum(map(str.__ne__, before, now)) >= len(now)
 

@@ -102,13 +102,13 @@ def fit(
             `foreach=True` to prevent this.
         scheduler: Learning rate scheduler of the same optimizer, or a function that makes a scheduler from an
             optimizer. By default, the rate of the default optimizer falls to 0 as half a cosine over the variational
-            phase, step by step. On the benchmark of defaults, this was 0.02 nats better after three epochs.
-            `"constant"` keeps the rate, which is the default for your own optimizer. If you continue a finished run for
-            more epochs, the rate follows the schedule of the new length.
+            phase, step by step. On the benchmark of the default settings, this schedule was 0.02 nats better after
+            three epochs. `"constant"` keeps the rate, which is the default for your own optimizer. If you continue a
+            finished run for more epochs, the rate follows the schedule of the new length.
         validation: Batches for the validation NLL of each epoch. A `Validation` also sets the number of draws.
-        patience: Stop after this many epochs without a better validation NLL, and go back to the best epoch. Epochs of
-            the MAP phase, and epochs in which the KL schedule is below 1, do not count.
-        num_draws: S, the number of draws per step; by default the number that the posterior recommends.
+        patience: Number of epochs without a better validation NLL after which training stops and returns to the best
+            epoch. Epochs of the MAP phase, and epochs in which the KL schedule is below 1, do not count.
+        num_draws: Number of draws S per step; by default the number that the posterior recommends.
         device: Device to train on; the model is moved to it. By default the model stays on its device. `Devices` trains
             in several processes.
         checkpoint: File in which the run is stored after each epoch, and from which `fit` continues the run. With a
@@ -118,7 +118,7 @@ def fit(
             printed now and then.
 
     Other Args:
-        num_data: N, the number of examples; by default the length of the loader's dataset, or a count in one pass. If
+        num_data: Number N of examples; by default the length of the loader's dataset, or a count in one pass. If
             the data are augmented, N counts the original examples. A larger N is allowed and gives the KL less weight.
         map_epochs: Number of epochs of the MAP phase.
         kl_weight: Constant factor on the KL (and on `-log p` in the MAP phase); a value below 1 tempers the posterior.

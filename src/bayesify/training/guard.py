@@ -41,7 +41,7 @@ class Guard:
     keep their rows of parameters, buffers and optimizer state.
 
     Args:
-        module: Owner of parameters and buffers.
+        module: Module that owns the parameters and buffers.
         optimizer: The guarded optimizer. `None` if no optimizer takes the steps; the guard then only stores buffers.
         skips: Number of models whose steps may be skipped, each with its own row of every parameter. With `None`, the
             guard raises an error instead.
@@ -123,7 +123,7 @@ class Guard:
         return self.finite.is_cuda or not bool(self.finite.all())
 
     def step(self) -> None:
-        """Take the optimizer's step; on a GPU it does nothing once the flag is set."""
+        """Take the optimizer's step; on a GPU, the step does nothing once the flag is set."""
         optimizer = self._optimizer
         assert optimizer is not None
         if self._skips is not None:

@@ -99,9 +99,9 @@ def train_held_out(
         steps: Batch size, learning rate and stopping rule.
         weights: Number of examples that each row represents, [N].
         seed: Seed of batches and dropout.
-        progress: Label of the display of steps and time left; empty for no display.
+        progress: Label of the progress display, which shows the steps and the time left; empty for no display.
         halves: Whether to return predictions for each half of a network's held-out rows, made at the step that is best for the
-            other half. At their own best step, the score of few rows is too optimistic.
+            other half. If there are few rows, their score at their own best step is too optimistic.
 
     Returns:
         The best steps, [R]. If `halves` is true, also the predictions, [R, N, outputs], with 0 for training rows.

@@ -28,7 +28,7 @@ def train_point(task: TrainingTask) -> BayesianNetwork:
 
 
 def search_point(model: Trainable, loader: Any, *, num_data: int, epochs: int, seed: int) -> None:
-    """Train a network under `Point`, or a `ModelStack` of such networks, in place; see `train_point`."""
+    """Train a network with the posterior `Point`, or a `ModelStack` of such networks, in place; see `train_point`."""
     half = epochs // 2  # both halves have the same objective; the first half has a constant rate
     fit(
         model, loader, map_epochs=half, epochs=epochs - half, learning_rate=0.05,

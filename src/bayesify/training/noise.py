@@ -88,10 +88,10 @@ class LearnedNoise:
         rescales: Whether the last layer may be rescaled to units of the targets; see `restarts.restart`.
 
     Attributes:
-        replaced: The variance before it changes at the end of an epoch, by name. Empty once the epoch is closed. A
-            checkpoint in between stores this value, because a continued run makes the change again.
-        new_rows_ratio: Mean squared error on new rows divided by the mean squared error on training rows. Known after
-            `finish`; 1 if unknown.
+        replaced: The variance before it changes at the end of an epoch, by name. It is empty once the epoch is closed.
+            A checkpoint in between stores this value, because a continued run makes the change again.
+        new_rows_ratio: Mean squared error on new rows divided by the mean squared error on training rows. It is known
+            after `finish`, and it is 1 if it cannot be determined.
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:

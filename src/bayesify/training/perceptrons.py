@@ -25,7 +25,8 @@ the inputs. Autograd differentiates other activations."""
 
 
 class Perceptrons:
-    r"""R networks of linear layers, activations and dropout, all point estimates, that run without `vmap`.
+    r"""R networks of linear layers, activations and dropout, whose weights are point estimates; they run without
+    `vmap`.
 
     The outputs equal the networks' own outputs, and the penalty of each network is $-\log p(w_r)$. For small networks, the
     number of operations determines the time of a step. All gradients therefore come from one autograd operation, and
@@ -80,8 +81,8 @@ class Perceptrons:
         return Perceptrons(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
 
     def take(self, x: Tensor, num_draws: int, first: Tensor) -> bool:
-        """Whether the fast path can run rows [R, B, D]. `first` is the first weight, [R, O, D]. Dropout allows only a
-        single draw."""
+        """Whether the fast path supports rows [R, B, D]. `first` is the first weight, [R, O, D]. With dropout, only a
+        single draw is supported."""
         fits = x.ndim == 3 and (x.shape[0], x.shape[2]) == (first.shape[0], first.shape[2])
         alike = x.dtype == first.dtype and x.device == first.device and not x.requires_grad
         if not fits or not alike or torch.is_autocast_enabled(x.device.type):
@@ -149,7 +150,7 @@ def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
 
 
 def _slope_of_linear(x: Tensor, weight: Tensor | None, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-    """See `Slope`; without a weight, the inputs get no gradient."""
+    """See `Slope`. If `weight` is `None`, the inputs get no gradient."""
     return None if weight is None else torch.bmm(grad, weight), grad.sum(1), torch.bmm(grad.mT, x)
 
 

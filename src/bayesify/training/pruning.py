@@ -16,8 +16,8 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
     `InducingWeights` keeps the largest entries of each Z. `MeanField` keeps the mean and the standard deviation of the
     weights with the largest |mean| / std in the whole network. Pruned entries stay 0. The kept entries become new,
     shorter parameters. Further training changes only these parameters. It needs a new optimizer, which `fit` creates.
-    `count_parameters` counts only kept entries, and `save` writes the kept entries, and their positions with one bit
-    per original entry.
+    `count_parameters` counts only kept entries. `save` writes the kept entries and, with one bit per original entry,
+    their positions.
 
     Args:
         bnn: A network whose posteriors are all `MeanField` or `InducingWeights`.

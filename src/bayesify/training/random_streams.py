@@ -76,7 +76,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
 
 
 class PlainGenerator:
-    """Generator of NumPy or Python with the state interface of torch: bytes in a tensor."""
+    """Generator of NumPy or Python whose state is read and set as in torch, as bytes in a tensor."""
 
     def __init__(self, source: np.random.BitGenerator | np.random.RandomState | random.Random) -> None:
         self._source = source

@@ -65,8 +65,8 @@ class Score:
         has_atoms: Whether single values have positive probability, so that intervals cover more than their level.
         numbers: Number of targets per example.
         losses: NLL of each example, for the first examples in the order of the loader.
-        errors: Share of wrong labels, or mean squared error, of each of these examples.
-        confidences: Probability of the predicted label for each of these examples; empty in regression.
+        errors: Share of wrong labels, or mean squared error, of each example in `losses`.
+        confidences: Probability of the predicted label for each example in `losses`; empty in regression.
     """
 
     nll: float
@@ -233,8 +233,8 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
 
 
 def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaired: float) -> float:
-    """Two standard errors of the mean difference between two scores of the same examples; `unpaired` if too few scores
-    are known."""
+    """Two standard errors of the mean difference between two scores of the same examples. The result is `unpaired` if
+    too few scores are known."""
     if len(before) != len(after) or len(before) < MIN_PAIRED_EXAMPLES:
         return unpaired
     apart = [last - first for first, last in zip(before, after, strict=True)]
@@ -384,9 +384,9 @@ def scales_wide(
 ) -> list[Finding]:
     """A finding if training has widened the posterior until draws of a weight differ by a large share of its size.
 
-    Used when the result is worse than the given network. `before` and `after` are the standard deviations of each
-    weight before and after training. `relative` is `after` divided by the root mean square of the weight. Weights that
-    shrink while their spread is constant are no finding.
+    This rule applies when the result is worse than the given network. `before` and `after` are the standard deviations
+    of each weight before and after training. `relative` is `after` divided by the root mean square of the weight.
+    Weights that shrink while their spread is constant do not count as a finding.
     """
     known = [name for name in after if before.get(name, 0) > 0]
     if not known:

@@ -42,30 +42,31 @@ class ModelStack(nn.Module, Trainable):
 
     $$ \sum_r \mathbb{E}_{q_r} \log p_r(\mathcal{D}_r | w) - \beta\,\mathrm{KL}(q_r \| p_r) $$
 
-    Each model's gradient is the same as if the model trained alone. So is every step of an optimizer that treats
-    entries independently, such as Adam. Small models spend their time on calls rather than arithmetic, so R models
-    together take little more time than a single model. Each model has its own parameters, prior, noise variance, rows
-    of data and seed. The models share the architecture, the kinds of posterior and likelihood, and the number of draws.
+    Each model's gradient is the same as if the model trained alone. The same holds for every step of an optimizer that
+    treats entries independently, such as Adam. Small models spend their time on calls rather than arithmetic, so R
+    models together take little more time than a single model. Each model has its own parameters, prior, noise variance,
+    rows of data and seed. The models share the architecture, the kinds of posterior and likelihood, and the number of
+    draws.
 
-    Perceptrons under `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap` on a CPU, a
-    step takes 0.6 times as long for ten 8-50-50-1 networks, and equally long for ten 100-500-500-1 networks. Other
-    models run under `vmap`. Models with recurrent layers, attention, BatchNorm or anything else that `vmap` refuses run
-    in a loop over the models. Models with convolutions also run in a loop, because it is faster for them. The results
-    are the same, and `loop_reason` says why the loop is used.
+    Perceptrons with the posterior `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap`
+    on a CPU, a step takes 0.6 times as long for ten 8-50-50-1 networks, and equally long for ten 100-500-500-1
+    networks. Other models run under `vmap`. Models with recurrent layers, attention, BatchNorm or anything else that
+    `vmap` refuses run in a loop over the models. Models with convolutions also run in a loop, because it is faster for
+    them. The results are the same, and `loop_reason` says why the loop is used.
 
     Args:
         models: Trainable modules of the same kind (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
         seeds: One seed per model. With a seed, the model has the same random numbers as if it trained alone. By default
             all random numbers come from the generator passed to `terms`, in one call.
-        num_data: N of each model, if the models have different N; by default the N passed to `terms`.
+        num_data: Number of examples N of each model, if the numbers differ; by default the number passed to `terms`.
         vectorize: Whether to run the models at once; `False` runs them in a loop.
-        likelihoods: G likelihoods that replace the models' own. Each is shared by R / G consecutive models and trained
-            with them. Perceptrons may have different kinds of likelihood. Each kind then uses as many of the first
-            outputs as it needs.
+        likelihoods: G likelihoods that replace the models' own likelihoods. Each likelihood is shared by R / G
+            consecutive models and trained with them. Perceptrons may have different kinds of likelihood. Each kind then
+            uses as many of the first outputs as it needs.
 
     Raises:
-        ValueError: If there is no model, if the models differ in more than values, or if likelihoods cannot be shared
-            evenly.
+        ValueError: If there is no model, if the models differ in more than their values, or if likelihoods cannot be
+            shared evenly.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class ModelStack(nn.Module, Trainable):
             )
         if len(likelihoods) > 1 and self._perceptrons is None:
             raise ValueError(
-                "ModelStack: several likelihoods work only for perceptrons under Point; make a stack for each "
-                "likelihood"
+                "ModelStack: more than one likelihood is supported only for perceptrons with the posterior Point; "
+                "make a separate stack for each likelihood"
             )
         self.likelihoods = nn.ModuleList(likelihoods)
         self._template[0].likelihood = None
@@ -159,7 +160,8 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def num_models(self) -> int | None:
-        """R; `None` if models share likelihoods, because the parameters of shared likelihoods have no row per model."""
+        """Number of models R; `None` if models share likelihoods, because the parameters of shared likelihoods have no
+        row per model."""
         return None if self._shared else len(self)
 
     @property
@@ -191,8 +193,8 @@ class ModelStack(nn.Module, Trainable):
         Args:
             batch: Rows for all models, or a `StackedBatch` with separate rows for each model.
             phase: See `Trainable.terms`.
-            num_data: N, the number of examples.
-            num_draws: S, the number of draws.
+            num_data: Number N of examples.
+            num_draws: Number S of draws.
             generator: Source of randomness, if the models have no seeds.
 
         Returns:
@@ -232,7 +234,8 @@ class ModelStack(nn.Module, Trainable):
 
     @torch.no_grad()
     def as_ensemble(self, group: int = 0) -> BayesianNetwork:
-        """The point networks that share likelihood number `group`, as members of one network under `Ensemble`."""
+        """The point networks that share likelihood number `group`, as members of one network with an `Ensemble`
+        posterior."""
         likelihood, count = self._likelihoods[group], len(self) // len(self._likelihoods)
         models = self.unstack()[group * count : (group + 1) * count]
         first = models[0]
@@ -297,7 +300,8 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms for perceptrons. `None` if the fast path cannot run, or if `_by_models` must report a non-finite value."""
+        """Both terms for perceptrons. The result is `None` if the fast path cannot run, or if `_by_models` must report
+        a non-finite value."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)

@@ -28,7 +28,7 @@ MAX_NUMBERS_IN_DESCRIPTION = 64
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings that determine the result of a run, without the network, data, optimizer and scheduler; see `fit`."""
+    """Settings that determine the result of a run, except the network, data, optimizer and scheduler; see `fit`."""
 
     num_data: int
     epochs: int
@@ -54,7 +54,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of a run, without the network, data, optimizer and scheduler; see `fit` and `Steps`.
+    """Options of a run, except the network, data, optimizer and scheduler; see `fit` and `Steps`.
 
     `num_data_given` says whether the caller gave the number of examples. If so, the first epoch checks this number. For
     `rescales` see `LearnedNoise`.

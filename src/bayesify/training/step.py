@@ -323,7 +323,8 @@ class Step:
             self._captured.begin()
 
     def end(self) -> str:
-        """End the run and restore the optimizer's original form. Return why steps were not captured, or an empty string."""
+        """End the run and restore the optimizer's original form. Return the reason why steps were not captured, or an
+        empty string."""
         if self._graph_optimizer is not None:
             self._graph_optimizer.end()
         return (
@@ -339,7 +340,7 @@ class Step:
     # -- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """State that steps change, without the module and the generators."""
+        """State that steps change, except the module and the generators."""
         optimizer = None if self.optimizer is None else self.optimizer.state_dict()
         if optimizer is not None and self._graph_optimizer is not None:
             optimizer = self._graph_optimizer.plain(optimizer)

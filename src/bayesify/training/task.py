@@ -20,9 +20,9 @@ from bayesify.training.batches import parse_batch
 class TrainingTask:
     """Input of a method that is not a posterior of a network.
 
-    A method's `fit` is a function that takes a task and options of the method and returns a `Predictor`. It copies the
-    network instead of changing it, and starts at the network's weights. If a method needs a trained network, its `fit`
-    trains the network, so that all methods get the same task.
+    A method's `fit` is a function that takes a task and options of the method and returns a `Predictor`. The function
+    copies the network instead of changing it, and starts at the network's weights. If a method needs a trained network,
+    its `fit` trains the network, so that all methods get the same task.
 
     Args:
         net: The untrained network.
@@ -31,7 +31,7 @@ class TrainingTask:
             epoch. `training.fitting.fit` takes both forms; your own loop can read either form with
             `x, y, *weights = batch`.
         prior: Prior p(weights), not yet bound to a network.
-        num_data: N, the number of examples in the dataset.
+        num_data: Number N of examples in the dataset.
         epochs: Number of passes over the data. A method with several phases divides the passes among the phases.
         seed: Seed of all randomness.
         point: The network at the maximum a posteriori, if it is already known.

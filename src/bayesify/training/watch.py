@@ -143,7 +143,8 @@ class Watch:
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Begin a new run, not a continued one. `score` scores a predicting function on the validation data."""
+        """Begin a new run, not a continued one. `score` is a function that scores a prediction function on the
+        validation data."""
         if self._looks:
             with self._aside():
                 self._widths, self.spread = weight_spread(self.model, self.device)
@@ -393,7 +394,8 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """NLL per example of each distinct draw. Empty unless the posterior has a finite number of at least 2 distinct draws."""
+    """NLL per example of each distinct draw. The result is empty unless the posterior has a finite number of distinct
+    draws, and at least 2."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []

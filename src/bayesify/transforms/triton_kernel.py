@@ -24,7 +24,7 @@ _COMPILED: dict[Any, Any] = {}
 
 @triton.jit
 def _signs(left, right):
-    """1 or -1, depending on the parity of the number of bits that two indices below 256 share."""
+    """Signs 1 or -1, depending on the parity of the number of bits that two indices below 256 share."""
     both = left & right
     both = both ^ (both >> 4)
     both = both ^ (both >> 2)

@@ -134,7 +134,7 @@ def _triton_is_there() -> bool:
 
 
 def plain_transform(x: Tensor, scale: float) -> Tensor:
-    """`transform` in plain torch, the fallback and the reference of the fused kernel."""
+    """`transform` in plain torch, which is the fallback and the reference for the fused kernel."""
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()
     size, rows = x.shape[-1], x.numel() // x.shape[-1]
     if size <= MAX_DENSE_SIZE or (size <= 2 * MAX_DENSE_SIZE and rows * size**2 <= 2**21):
@@ -147,7 +147,7 @@ def plain_transform(x: Tensor, scale: float) -> Tensor:
 
 
 def _by_factors(x: Tensor, scale: float) -> Tensor:
-    """Products with two Kronecker factors, or three above 2048, each on its own axis."""
+    """Multiply by two Kronecker factors (three for sizes above 2048), each on its own axis."""
     size = x.shape[-1]
     bits = size.bit_length() - 1
     count = 2 if size <= 2048 else -(-bits // 7) if bits > 21 else 3
