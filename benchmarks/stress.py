@@ -114,7 +114,7 @@ def score(model: BayesianRegressor, frame: pandas.DataFrame, y: np.ndarray, trai
         "furthest": float(beyond[usual].max()),
         "crps_over_constant": float(crps / guess),
         "inside_90": float(((lower <= y) & (y <= upper)).mean()),
-        "warned": len(model.choices_["left_out"]) and model.choices_["left_out"][-1].startswith("Likelihoods"),
+        "warned": len(model.choices_["left_out"]) and model.choices_["left_out"][-1].startswith("These likelihoods"),
     }
 
 
