@@ -116,10 +116,10 @@ def restore_choices(net: nn.Module, config: Any) -> Choices:
     """The objects that the `config()` of a Bayesian network describes. A path instead of plain data is an error.
 
     Raises:
-        ValueError: If `config` is not plain data with a posterior.
+        ValueError: If `config` is not a plain dict with an entry `posterior`.
     """
     if not isinstance(config, Mapping) or not isinstance(config.get("posterior"), Mapping):
-        raise ValueError("the configuration of a Bayesian network is not plain data with a posterior")
+        raise ValueError("the configuration of a Bayesian network must be a plain dict with an entry 'posterior'")
     return make_choices(net, config)
 
 
@@ -140,7 +140,7 @@ def make_posterior(entry: Choice) -> Posterior:
 
 
 def find_posterior(name: str) -> type[Posterior]:
-    """The class of the posterior with a name or alias, from the library or from an entry point of another package.
+    """The posterior class with the given name or alias, from the library or from an entry point of another package.
 
     Raises:
         ValueError: If no posterior has this name, or if posteriors of several packages have it.
@@ -197,7 +197,7 @@ def make_likelihood(entry: LikelihoodChoice) -> Likelihood | None:
 
 
 def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -> Likelihood:
-    """A likelihood from its configuration and the entries of `state` below `likelihood`, on the device of `like`.
+    """A likelihood from its configuration and its entries in `state` (`likelihood.*`), on the device of `like`.
 
     Raises:
         ValueError: If the configuration does not describe a likelihood, or the state does not fit.

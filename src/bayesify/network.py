@@ -67,7 +67,7 @@ class Road:
     Attributes:
         device: Type of the posteriors' device.
         captured: CUDA graphs of draws.
-        runner: The network without its weights.
+        runner: Runner of the network, whose weights are given with each draw.
         ways: The drawing function of each posterior. Posteriors that run the network come last.
         has_buffers: Whether draws may have buffers of their own.
         num_draws: Default number of draws of a prediction.
@@ -91,7 +91,7 @@ class Road:
         return partial(self.captured.draw, part) if part.capturable else partial(_draw_settled, part)
 
     def leads_through(self, network: nn.Module, posteriors: Posteriors) -> bool:
-        """Whether the road was decided for this network and these posteriors."""
+        """Whether the road was chosen for this network and these posteriors."""
         return self.runner.network is network and list(posteriors) == self._parts
 
 
@@ -111,7 +111,7 @@ class Start:
         powers: Exponent k of the unit $10^k$ of each weight, by name. Weights that are not listed have k = 0.
         keep_function: Whether the units leave the network's function unchanged. Otherwise the listed weights become $10^k$
             times as large.
-        narrowing: Factor on the standard deviations that the user has not set.
+        narrowing: Factor on the initial standard deviations that the user has not set.
     """
 
     noise: Mapping[torch.device, Tensor] = field(default_factory=dict)
@@ -267,13 +267,13 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """Draw functions from the posterior.
 
         Args:
-            num_draws: S, the number of draws.
+            num_draws: Number S of draws.
             generator: Source of randomness, on any device. The default is torch's global generator.
-            antithetic: Whether to draw Gaussian noise in pairs of opposite sign. This halves the random numbers and reduces
-                the Monte Carlo error.
+            antithetic: Whether to draw Gaussian noise in pairs of opposite sign. This halves the number of random
+                numbers and reduces the Monte Carlo error.
             local: Whether noise may differ between examples. Use this only for a training objective, never for
                 prediction.
-            num_data: N, the size of the dataset, if the draws are for a bound over a dataset.
+            num_data: Number N of examples in the dataset, if the draws are for a bound over a dataset.
 
         Returns:
             The draws, differentiable with respect to the posterior's parameters.
@@ -330,7 +330,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of the objective for a batch of `fit`: the terms of `map_objective`, each [1], or of `elbo`, each [S]."""
+        """The two terms of the objective for a batch of `fit`: in the MAP phase the terms of `map_objective`, each [1],
+        otherwise the terms of `elbo`, each [S].
+        """
         if phase == "map":
             return self.map_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
         return self.elbo_terms(
@@ -355,17 +357,17 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> Tensor:
-        r"""Evidence lower bound of the whole dataset from one batch, in nats; maximize it.
+        r"""Estimate of the evidence lower bound of the whole dataset from one batch, in nats, to be maximized.
 
         $$ \frac{N}{B} \sum_b \frac1S \sum_s \omega_b \log p(y_b | f_s(x_b)) - \beta\,\mathrm{KL}(q \| p) $$
 
         Args:
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             y: Targets.
-            num_data: N, the number of examples in the dataset.
-            num_draws: S, the number of draws.
-            kl_weight: $\beta$, the weight of the KL.
-            example_weights: $\omega$, the weights of the examples, [B].
+            num_data: Number N of examples in the dataset.
+            num_draws: Number S of draws.
+            kl_weight: Weight $\beta$ of the KL.
+            example_weights: Weights $\omega$ of the examples, [B].
             generator: Source of randomness.
             antithetic: See `draw`.
 
@@ -398,7 +400,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo` separately: the data term and the KL of each draw, both [S] and in nats."""
+        """The two terms of `elbo` separately, in nats: the data term and the KL of each draw, [S] each."""
 
         def compute() -> tuple[Tensor, Tensor]:
             draws = self.draw(num_draws, generator=generator, antithetic=antithetic, local=True, num_data=num_data)
@@ -411,7 +413,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def map_objective(
         self, x: Inputs, y: Tensor, *, num_data: DataCount, example_weights: Tensor | None = None
     ) -> Tensor:
-        r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m, in nats, a scalar; maximize it."""
+        r"""$\log p(\mathcal{D} | m) + \log p(m)$ at the posterior mean m: a scalar in nats, to be maximized."""
         log_likelihood, penalty = self.map_terms(x, y, num_data=num_data, example_weights=example_weights)
         return objectives.elbo(log_likelihood, penalty)
 
@@ -434,7 +436,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def terms_of(
         self, draws: Draws, x: Any, y: Tensor, *, num_data: int, example_weights: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The data term of given draws and their KL, both [S] and in nats; see `elbo`."""
+        """The data term and the KL of the given draws, [S] each, in nats; see `elbo`."""
         likelihood = self.likelihood or self.require_likelihood("elbo")
         args, kwargs = checked_inputs(x)
         with explain_shape_errors(args, kwargs):
@@ -446,7 +448,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @checked
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """KL(q || p) in nats, summed over all weights, a scalar. If it has no closed form, it is estimated from one draw."""
+        """KL(q || p), summed over all weights: a scalar in nats. If it has no closed form, it is estimated from one
+        draw.
+        """
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
         with full_precision(self._decided().device):
@@ -485,8 +489,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S, the number of draws. The default is all draws kept by `keep_draws`. If no draws are kept, it
-                is one draw per member for an ensemble, and 32 for other posteriors.
+            num_draws: Number S of draws. The default is all draws kept by `keep_draws`. If no draws are kept, it is one
+                draw per member for an ensemble, and 32 for other posteriors.
             generator: Source of randomness. Kept draws are fixed and do not use it.
             memory: The budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
             antithetic: See `draw`.
@@ -499,8 +503,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
                 `bayesify.moments`.
 
         Raises:
-            ValueError: If there is no likelihood, if `draws` belong to another network, if the inputs do not fit, or if a
-                module has no rule for moments.
+            ValueError: If there is no likelihood, if `draws` belong to another network, if the inputs do not fit, or if
+                moments cannot be propagated through a module.
         """
         likelihood = self.likelihood or self.require_likelihood("predict")
         args, kwargs = checked_inputs(x)

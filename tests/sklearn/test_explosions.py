@@ -45,7 +45,8 @@ def test_amounts_with_zeros_have_a_hurdle():
     with pytest.raises(ValueError, match="likelihood='hurdle' is for amounts of at least 0, but a target is -1"):
         BayesianRegressor(likelihood="hurdle", **QUICK).fit(x, y - 1)
     with pytest.raises(
-        ValueError, match="target_transform='log1p' with likelihood='hurdle'; amounts need target_transform='none'"
+        ValueError,
+        match="target_transform='log1p' does not work with likelihood='hurdle'; amounts need target_transform='none'",
     ):
         BayesianRegressor(likelihood="hurdle", target_transform="log1p", **QUICK).fit(x, y)
 

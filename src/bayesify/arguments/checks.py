@@ -1,4 +1,4 @@
-"""The check of argument types and ranges against annotations, for every public call.
+"""Checks that the arguments of public calls have the annotated types and ranges.
 
 `@checked` on a function, a method or a class (its `__init__`) compares the arguments with the annotations. A wrong argument raises
 an error such as `InducingWeights: rows=0; give at least 1`. Annotations carry ranges: `Positive`, `Count` and the other names

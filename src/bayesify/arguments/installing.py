@@ -11,7 +11,7 @@ def how_to_install(extra: str) -> str:
     """A pip command for the packages of an extra that are not installed, as the remedy of an error message.
 
     The command names the packages and their versions instead of `bayesify[extra]`, so that it also works for a wheel, a
-    checkout or a copy of the source. If all packages are installed, an import failed for another reason. The command then names all
+    checkout or a copy of the source. If all packages are installed and the import still failed, the command names all
     packages, so that pip replaces outdated versions.
 
     Args:
@@ -26,7 +26,7 @@ def how_to_install(extra: str) -> str:
 
 
 def _packages(extra: str) -> dict[str, str]:
-    """Requirements of an extra by name of the package; empty if bayesify has no installation metadata."""
+    """Requirements of an extra, keyed by package name; empty if bayesify has no installation metadata."""
     try:
         requirements = metadata.requires("bayesify") or []
     except metadata.PackageNotFoundError:

@@ -14,7 +14,8 @@ GROUP = "bayesify.methods"
 
 @functools.cache
 def plugins() -> tuple[tuple[str, Any], ...]:
-    """Pairs of an entry point's text, `name = module:object`, and the object that it names. The first call loads the objects.
+    """Entry points as pairs: the text `name = module:object`, and the object that it names. The first call loads the
+    objects.
 
     An entry point that cannot be loaded is skipped with a warning.
     """
@@ -29,5 +30,5 @@ def plugins() -> tuple[tuple[str, Any], ...]:
 
 
 def plain_name(name: str) -> str:
-    """A normalized spelling, by which names and aliases are compared."""
+    """The name in a normalized spelling, for comparing names and aliases."""
     return name.lower().replace("-", "_")

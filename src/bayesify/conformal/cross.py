@@ -90,7 +90,9 @@ class CrossIntervals:
         return torch.cat(low), torch.cat(high)
 
     def _ends(self, scores: list[Tensor], new: list[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
-        """The ends for a chunk of new rows, from the values [n, B, O] over all calibration rows."""
+        """Lower and upper ends for a chunk of new rows, each selected from the values [n, B, O] of all calibration
+        rows.
+        """
         low, high = [], []
         for score, (a, b) in zip(scores, new, strict=True):
             q = score.unsqueeze(1)  # [n_k, 1, O]

@@ -22,7 +22,8 @@ Known = RegressionPredictive | tuple[Tensor, Tensor]
 class Intervals(Rule):
     r"""Intervals with guaranteed coverage for any model (split conformal prediction).
 
-    Each of n calibration rows that the model has not seen gets a score s. The `threshold` of these scores for the level is q.
+    Each of n calibration rows that the model has not seen gets a score s. Let q be the `threshold` of these scores for
+    the level.
 
     | score | s | interval |
     |---|---|---|
@@ -33,9 +34,9 @@ class Intervals(Rule):
 
     **Guarantee.** If the n calibration rows and a new row are exchangeable, the new row's interval contains its target with a
     probability of at least the level. If scores have no ties, the probability is at most level + 1 / (n + 1). Both bounds hold on
-    average over calibration sets and new rows, not for each row. With `groups`, they hold within each group, with n the number of
-    the group's rows (Vovk et al. 2003, Mondrian). For a given calibration set, coverage varies around the level with a standard
-    deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
+    average over calibration sets and new rows, not for each row. With `groups`, they hold within each group, where n is
+    the number of the group's rows (Vovk et al. 2003, Mondrian). For a given calibration set, coverage varies around the
+    level with a standard deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
 
     If there are too few rows for a level, the interval is the whole real line. `centrality` keeps the predictive's support:
     intervals of positive numbers stay positive, and intervals of counts keep whole-number ends. If the model is so wrong that
@@ -106,7 +107,7 @@ def as_calibration(prediction: Any, y: Any, score: str) -> tuple[Known, Tensor]:
 
 
 def as_prediction(prediction: Any, score: str) -> Known:
-    """A prediction, or two arrays as tensors [n, O]."""
+    """The prediction itself, or two arrays converted to tensors [n, O]."""
     if isinstance(prediction, RegressionPredictive):
         return prediction
     if not isinstance(prediction, tuple) or len(prediction) != 2 or score == "centrality":
@@ -122,7 +123,9 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """Means and units of the scores, or the two ends of the predictive's own intervals, [n, O] each."""
+    """Means and the units in which scores are measured, or the two ends of the predictive's own intervals, [n, O]
+    each.
+    """
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second
@@ -140,7 +143,7 @@ def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> T
 
 
 def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The predictive's own central intervals of level q, with one q per row and output; if q is 1 or more, the whole line."""
+    """The predictive's own central intervals of level q, [n, O]. If q is 1 or more, the interval is the whole line."""
     lower, upper = torch.full_like(prediction.mean, -torch.inf), torch.full_like(prediction.mean, torch.inf)
     # Raise the level slightly: an interval of exactly level q would end just below an atom whose centrality is q.
     margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)

@@ -34,9 +34,9 @@ class Sets(Rule):
     `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
 
     **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. Coverage is at most
-    level + 1 / (n + 1) if scores have no ties (`adaptive` with `randomized`) and `empty` is allowed. With `groups`, both bounds
-    hold within each group. Labels cannot be groups, because a new row's label is unknown. If there are too few rows for a
-    level, sets contain all classes.
+    level + 1 / (n + 1) if scores have no ties (as for `adaptive` with `randomized`) and `empty` is allowed. With
+    `groups`, both bounds hold within each group. Labels cannot be groups, because a new row's label is unknown. If
+    there are too few rows for a level, sets contain all classes.
 
     The lower bound holds for every seed, because a score is a fixed function of a row and its label. Rows with equal probabilities
     have the same u and the same set. If many rows are alike, as with a constant classifier, scores have ties and coverage lies
@@ -156,7 +156,7 @@ def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
         probs = torch.as_tensor(prediction).double()
         if probs.ndim != 2 or not bool((probs >= 0).all() & ((probs.sum(1) - 1).abs() < 1e-3).all()):
             raise ValueError(
-                f"conformal: {name} is an array {list(probs.shape)}; give probabilities [n, C] that sum to 1"
+                f"conformal: {name} has shape {list(probs.shape)}; give probabilities [n, C] whose rows sum to 1"
             )
     else:
         raise TypeError(
@@ -166,7 +166,8 @@ def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
         probs = probs.squeeze(1)
     if probs.ndim != 2:
         raise TypeError(
-            f"conformal.Sets: probabilities {list(probs.shape)} have several labels per row; give one label per row"
+            f"conformal.Sets: probabilities of shape {list(probs.shape)} have several labels per row; give one "
+            f"label per row"
         )
     return probs
 

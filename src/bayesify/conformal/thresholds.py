@@ -15,13 +15,13 @@ from bayesify.arguments.checks import Count, checked, refuse
 
 @checked
 def threshold(scores: Tensor, level: float) -> Tensor:
-    r"""Upper bound on the score of a new row that holds with a probability of at least `level`: [...] from scores [n, ...].
+    r"""Upper bound, [...], from scores [n, ...]. A new row's score is below it with a probability of at least `level`.
 
     The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if there are
-    fewer scores. A level therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95. Assume that the n rows and
-    the new row are exchangeable (their order carries no information), and that the model has seen none of them. Then the new score
-    is at most the threshold with a probability of at least `level`. If there are no ties, this probability is at most
-    level + 1 / (n + 1) (Vovk et al. 2005).
+    fewer scores. A finite threshold therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95.
+    Assume that the n rows and the new row are exchangeable (their order carries no information), and that the model has
+    seen none of them. Then the new score is at most the threshold with a probability of at least `level`. If there are
+    no ties, this probability is at most level + 1 / (n + 1) (Vovk et al. 2005).
 
     Args:
         scores: Scores of the calibration rows; a larger score means a worse prediction.

@@ -73,7 +73,7 @@ class ToyProblem:
     effort: float = 1.0
 
     def network(self, seed: int) -> nn.Module:
-        """A network with one hidden layer, the same for the same seed."""
+        """A network with one hidden layer, whose initial weights depend only on the seed."""
         with own_generators(seed=seed):
             return nn.Sequential(
                 nn.Linear(self.num_inputs, HIDDEN_UNITS), nn.Tanh(), nn.Linear(HIDDEN_UNITS, self.num_outputs)
@@ -175,7 +175,9 @@ def run_all(
     budget: float | None = BUDGET_SECONDS,
     report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Outcomes of `run`. Each method runs on both problems before the next, so that an interrupted run keeps finished methods."""
+    """Outcomes of `run`. Each method runs on both problems before the next, so that an interrupted run keeps the
+    outcomes of finished methods.
+    """
     made = problems(seed)
     with own_generators():  # warm up, so that torch's slow first use is not in any method's time
         _train_posterior(METHODS["point"], made[0], seed, 1, None, None)

@@ -72,7 +72,7 @@ def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found
         with watch_waits() as waits:
             run()
     if waits:
-        raise RuntimeError(f"it waits for the GPU: {waits[0]}")
+        raise RuntimeError(f"the function waits for the GPU: {waits[0]}")
     return Captured(run, [*own_leaves, *own])
 
 

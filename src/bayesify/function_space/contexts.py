@@ -33,7 +33,7 @@ class Context(ABC):
         """Draw inputs for the network.
 
         Args:
-            x: A batch of training inputs, which gives shape, type and device.
+            x: A batch of training inputs, which determines the shape, type and device.
             generator: Source of randomness.
 
         Returns:
@@ -50,9 +50,9 @@ class Box(Context):
 
     Args:
         low: Lower end: a number for all features, or a tensor in the shape of one input. If `low` and `high` are not given, the box
-            depends on the training batch. For images [B, C, H, W] it has one range for all pixels: 0 to 1, or wider if a pixel is
-            outside. For vectors and sequences it has the range of each feature over the batch, extended on every side by
-            `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
+            depends on the training batch. For images [B, C, H, W] it has one range for all pixels: 0 to 1, or wider if
+            a pixel lies outside this range. For vectors and sequences it has the range of each feature over the batch,
+            extended on every side by `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
         high: Upper end, in the same form.
         n: Number of inputs.
 
@@ -117,7 +117,8 @@ class Box(Context):
         """Lower end and width of the box of a batch; see the class."""
         if not like.is_floating_point():
             raise ValueError(
-                f"Box: inputs are {like.dtype}, so no range of real numbers fits; give context=DatasetContext(inputs, n) with "
+                f"Box: inputs have type {like.dtype}, but a box contains real numbers; give "
+                f"context=DatasetContext(inputs, n) with "
                 "other inputs of this kind"
             )
         if like.shape[0] == 0:
@@ -136,7 +137,7 @@ class Box(Context):
         return self._kept[key]
 
     def config(self) -> dict[str, Any]:
-        """Ends and number of inputs."""
+        """Ends of the box and number of inputs."""
         both = {} if self.follows_batch else {"low": self.low, "high": self.high}
         ends = {key: end if end.ndim else float(end) for key, end in both.items()}
         return {"name": self.name, **ends, "n": self.n}
@@ -192,8 +193,8 @@ class StoredContext(Context):
         held = self.held
         if held.shape[1:] != like.shape[1:]:
             raise ValueError(
-                f"{type(self).__name__}: context inputs are {list(held.shape[1:])} and training inputs "
-                f"{list(like.shape[1:])}; give inputs of the same shape"
+                f"{type(self).__name__}: context inputs have shape {list(held.shape[1:])}, but training inputs have "
+                f"shape {list(like.shape[1:])}; give inputs of the same shape"
             )
         place, rows = generator.device if generator is not None else like.device, held.shape[0]
         if self.n <= rows:  # unlike a permutation, this can be captured in a CUDA graph
@@ -206,7 +207,7 @@ class StoredContext(Context):
         return _like(x, key, self.change(found, generator))
 
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The drawn rows after a change; by default the rows themselves."""
+        """The drawn rows, which subclasses may change."""
         return inputs
 
 
@@ -249,7 +250,7 @@ class NoisyContext(StoredContext):
         """Add the noise."""
         if not inputs.is_floating_point():
             raise ValueError(
-                f"NoisyContext: inputs are {inputs.dtype}, to which no noise can be added; use DatasetContext"
+                f"NoisyContext: inputs have type {inputs.dtype}, to which no noise can be added; use DatasetContext"
             )
         noise = standard_normal(inputs.numel(), inputs, generator).view(inputs.shape)
         return torch.add(inputs, noise, alpha=self.std)

@@ -15,7 +15,7 @@ RELATIVE_JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def diagonal_kl(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_variance: Tensor) -> Tensor:
-    r"""KL between products of Gaussians, summed over all entries, in nats.
+    r"""KL between Gaussians with independent entries, summed over all entries, in nats.
 
     $$ \sum \tfrac12 \log\frac{S_0}{T} + \frac{T + (f - \mu_0)^2}{2 S_0} - \tfrac12 $$
 
@@ -38,7 +38,8 @@ def dense_kl(
         covariance: Covariance of q, [..., n, n].
         prior_mean: Mean of the prior, [..., n].
         prior_covariance: Covariance of the prior, [..., n, n].
-        jitter: Share of the mean variance that is always added; by default `RELATIVE_JITTER`, and only if needed.
+        jitter: Share of the mean variance that is always added to both diagonals. By default, `RELATIVE_JITTER` is
+            added, and only if needed.
 
     Raises:
         ValueError: If a covariance has no Cholesky factor even with jitter.
@@ -83,8 +84,8 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
     factor, failed = checked_cholesky(covariance + torch.diag_embed(added))
     if bool(failed.any()):
         raise ValueError(
-            f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; give fewer "
-            "and distinct context inputs, a larger jitter, or covariance='diagonal'"
+            f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; "
+            f"give fewer or more distinct context inputs, a larger jitter, or covariance='diagonal'"
         )
     return factor
 
@@ -105,7 +106,7 @@ def gaussian_kl(
     if found.shape[-1] > num_weights and jitter is None:
         raise ValueError(
             f"FunctionSpaceVI: a covariance of {found.shape[-1]} function values from {num_weights} weights has no inverse; give "
-            "fewer context inputs, covariance='diagonal', or jitter="
+            "fewer context inputs, covariance='diagonal', or a jitter"
         )
     if kind == "full":
         return dense_kl(mean.T, found, prior_mean.T, prior_found, jitter)
@@ -113,7 +114,9 @@ def gaussian_kl(
 
 
 def check_kl(kl: Tensor) -> None:
-    """Raise `ValueError` for a KL that is not finite, if values can be read (not while a CUDA graph is captured)."""
+    """Raise `ValueError` if the KL is not finite. Nothing is checked while a CUDA graph is captured, because values
+    cannot be read then.
+    """
     if should_check(kl) and not bool(torch.isfinite(kl)):
         raise ValueError(
             f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "

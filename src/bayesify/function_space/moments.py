@@ -26,9 +26,10 @@ def output_covariance(
     r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$ for K vectors and B examples, summed over layers.
 
     For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$. For a linear layer applied at
-    several positions, and for convolutions, it is $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for some outputs of
-    the layer at a time. The other kinds of entries are products of the same sums. The result is differentiable with respect to
-    all arguments. Work that is split into pieces is recomputed in the backward pass, to save memory.
+    several positions, and for convolutions, it is $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for a
+    few of the layer's outputs at a time. The other kinds of entries are products of the same sums. The result is
+    differentiable with respect to all arguments. Work that is split into pieces is recomputed in the backward pass, to
+    save memory.
 
     Args:
         jacobians: Jacobians to which the gradients belong.
@@ -67,7 +68,7 @@ def _of_dense(
 ) -> Iterator[Tensor]:
     """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight.
 
-    This form is for small weights, weights with several uses, and layers without a rule.
+    This form is for small weights, for weights with several uses, and for layers that no faster form covers.
     """
     flat = variance.flatten()
     calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]
@@ -182,7 +183,8 @@ def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 class _SquaredSums(torch.autograd.Function):
-    r"""$\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$ for each vector and example, computed for some outputs i at a time.
+    r"""$\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$ for each vector and example, computed for a few outputs i at
+    a time.
 
     With a single piece, the inner sums are kept for the backward pass; otherwise they are recomputed.
     """

@@ -36,12 +36,12 @@ class FunctionPrior(ABC):
     def moments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
     ) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of the function values at inputs.
+        """Mean and covariance of the function values at the given inputs.
 
         Args:
             args: Positional inputs of B examples.
             kwargs: Keyword inputs.
-            outputs: The network's outputs at the inputs, [B, O]; they give shape, type and device.
+            outputs: The network's outputs at the inputs, [B, O]; they determine the shape, type and device.
             kind: Kind of covariance; see `FunctionSpaceVI`.
 
         Returns:
@@ -109,7 +109,8 @@ class GaussianProcess(FunctionPrior):
     """A Gaussian process with any kernel, independent between outputs.
 
     Args:
-        kernel: Function from inputs [B, ...] and inputs [C, ...] to covariances [B, C], or [O, B, C] if outputs differ.
+        kernel: Function that takes inputs [B, ...] and inputs [C, ...] and returns covariances [B, C], or [O, B, C] if
+            outputs differ.
         mean: Mean of the process: a number, or a function from inputs [B, ...] to means [B] or [B, O].
 
     Raises:
@@ -127,7 +128,7 @@ class GaussianProcess(FunctionPrior):
     def moments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
     ) -> tuple[Tensor, Tensor]:
-        """The kernel's matrix, or its diagonal."""
+        """The mean, and the kernel's matrix or its diagonal."""
         x = next(iter((*args, *kwargs.values())))
         size, num_outputs = outputs.shape
         mean = torch.as_tensor(self.mean(x) if callable(self.mean) else self.mean).to(outputs)
@@ -164,7 +165,7 @@ class NeuralTangent(FunctionPrior):
 
     Args:
         std: Standard deviation $\sigma_0$ of all weights; by default the standard deviations of the network's own prior.
-        mean: A number that replaces $f(x; m_0)$.
+        mean: Constant prior mean that replaces $f(x; m_0)$.
 
     Raises:
         ValueError: If `std` is not positive.

@@ -57,14 +57,15 @@ class FunctionSpaceVI(Drawable, Trainable):
        - \mathrm{KL}\bigl(\tilde q(f_X) \,\|\, p(f_X)\bigr), \qquad
        \tilde q(f_X) = \mathcal{N}\bigl(f(X; m),\ J_m(X) \operatorname{diag}(s^2) J_m(X)^\top\bigr) $$
 
-    The likelihood term is a Monte Carlo estimate with the network itself, scaled to the dataset. The KL term is not scaled; it
-    linearizes the network around the means m, at context inputs X that are drawn anew in each step. Uncertainty grows where there
-    are context inputs but no data. The KL is finite only if the covariance has full rank. Otherwise, `"full"` and `"joint"` add a
-    relative jitter to both covariances (see `divergence.dense_kl`). Both raise an error if there are more function values than
-    weights.
+    The likelihood term is a Monte Carlo estimate with the network itself, scaled to the dataset. The KL term is not
+    scaled. It is computed for the network linearized around the means m, at context inputs X that are drawn anew in
+    each step. Uncertainty grows where there are context inputs but no data. The KL is finite only if the covariance has
+    full rank. Otherwise, `"full"` and `"joint"` add a relative jitter to both covariances (see `divergence.dense_kl`).
+    Both raise an error if there are more function values than weights.
 
     Args:
-        bnn: The network, under `MeanField` or `KTied`. It is trained in place, in its current mode (train or eval).
+        bnn: A Bayesian network with the posterior `MeanField` or `KTied`. It is trained in place, in its current mode
+            (train or eval).
         prior_mean: Mean of the function values under the prior: a number, or one per output.
         prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. If `fit`
             estimates the noise, the default is multiplied by the square of the power of ten nearest to the targets' standard
@@ -74,10 +75,11 @@ class FunctionSpaceVI(Drawable, Trainable):
         covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
             context inputs for each output; `"joint"` also uses covariances between outputs.
         prior: A prior over functions (`GaussianProcess`, `NeuralTangent`) that replaces `prior_mean` and `prior_variance`.
-        layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on the other
-            layers' standard deviations, which the likelihood alone then shrinks. In this case put a posterior on the last layer
-            only, or use `"all"`.
-        jitter: Share of the mean variance that is always added in `"full"` and `"joint"`; by default it is added only if needed.
+        layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on
+            the other layers' standard deviations, so the likelihood alone shrinks them. In this case put a posterior on
+            the last layer only, or use `"all"`.
+        jitter: Share of the mean variance that is always added to the diagonals in `"full"` and `"joint"`; by default
+            it is added only if needed.
         memory: Memory budget of the linearization: bytes, or a string such as `"1GiB"`. The default is an eighth of the GPU's
             memory, or 1 GiB on a CPU.
 
@@ -161,7 +163,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return int(torch.cuda.get_device_properties(device).total_memory) // 8 if device.type == "cuda" else 2**30
 
     def _means(self) -> dict[str, Tensor]:
-        """Means of all weights under the posterior, in the network's own types and units."""
+        """Means of all weights under the posterior, converted to the network's types and to the layout's units."""
         means = {name: mean.unsqueeze(0) for part in self.bnn.posteriors for name, mean in part.mean().items()}
         self.bnn.layout.cast(means)
         found = {name: mean.squeeze(0) for name, mean in means.items()}
@@ -239,7 +241,7 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     @checked
     def function_kl(self, context_inputs: Inputs) -> Tensor:
-        r"""KL from the linearized variational process to the prior at given inputs, in nats: a scalar, differentiable.
+        r"""KL from the linearized variational process to the prior at given inputs: a differentiable scalar, in nats.
 
         For `"diagonal"` it is the KL between products of marginals, for `"full"` the sum over outputs of the KL between the
         outputs' Gaussians, and for `"joint"` the KL between the Gaussians over all points and outputs.
@@ -282,7 +284,9 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """A function that computes the KL from the inputs and from all tensors that get gradients, and these tensors."""
+        """A function that computes the KL, and the tensors that get gradients. The function takes the inputs and these
+        tensors.
+        """
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 
@@ -307,7 +311,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The function-space bound of the whole dataset from one batch, in nats, a scalar; maximize it.
+        """Estimate of the function-space bound for the whole dataset from one batch: a scalar in nats, to be maximized.
 
         The arguments are the same as in `BayesianNetwork.elbo`. The generator also draws the context inputs.
         """
@@ -335,7 +339,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             return data, self.function_kl(self.context.draw(x, generator))
 
     def fit(self, train_loader: Iterable[Any], *, epochs: Count, **options: Any) -> History:
-        """Train the network by `objective`, in place; everything else is as in `bayesify.fit`.
+        """Train the network in place by maximizing `objective`; everything else is as in `bayesify.fit`.
 
         Args:
             train_loader: Batches of inputs and targets.
@@ -425,7 +429,7 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The network and its prior over functions, over a copy of `net`."""
+        """The model with its prior over functions, built on a copy of `net`."""
         chosen = dict(config["function_space"])
         prior, context = restore_prior(chosen.pop("prior")), restore_context(chosen.pop("context"))
         bnn = BayesianNetwork.restore(net, config["network"], state)

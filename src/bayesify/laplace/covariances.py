@@ -68,7 +68,7 @@ class WeightCovariance(ABC):
         r"""$J_b \Sigma J_b^\top$ for each example, the covariance of its outputs.
 
         Args:
-            gradients: Gradients of K vectors over B examples.
+            gradients: Gradients along K vectors at B examples.
             factors: Values of c; by default the object's own factor.
 
         Returns:
@@ -80,11 +80,11 @@ class WeightCovariance(ABC):
         """Covariances over the K outputs of the network's last layer at each position. The subset must be that layer.
 
         Args:
-            a: Inputs of the layer at T positions of B examples, with a 1 for the bias, [B, T, D].
+            a: Inputs of the layer at T positions of B examples, with a column of ones for the bias, [B, T, D].
             factors: Values of c; by default the object's own factor.
 
         Returns:
-            For each factor, the covariances of B T positions.
+            For each factor, the covariances at all B T positions.
         """
 
     @abstractmethod
@@ -274,7 +274,7 @@ class FullCovariance(WeightCovariance):
         return (2 * factor.log().sum() - (self.factor * prior).log().sum()).to(self.prior)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The whole of H, although it is symmetric."""
+        """All entries of H, although H is symmetric."""
         return {"curvature": self.curvature}
 
 
@@ -366,7 +366,7 @@ class KroneckerCovariance(WeightCovariance):
     Args:
         subset: The weights. Each weight of a linear map must be chosen as a whole.
         curvature: A and G of each linear map, and the diagonal for each other weight; see `kronecker_curvature`.
-        prior: $\delta$, [S], with one value per linear map.
+        prior: Prior precisions $\delta$, [S]; all weights of a linear map must have the same precision.
 
     Raises:
         ValueError: If the prior precision differs within a linear map.
@@ -404,15 +404,17 @@ class KroneckerCovariance(WeightCovariance):
         return [_diagonalized(block) for block in self.blocks]
 
     def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
-        """Variances of an independent weight, [n], or of a block in its eigenbasis, [d_out, d_in]. `part` is a name or
-        the index of a block."""
+        """Variances of the entries of an independent weight, [n], or of a block in its eigenbasis, [d_out, d_in].
+        `part` is a name or the index of a block.
+        """
         factor = self.factor if factor is None else factor
         if isinstance(part, str):
             return 1 / (self.diagonal[part] + factor * self._prior_of[part])
         return 1 / (self._eigen[part][0] + factor * self.blocks[part].prior)
 
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
-        """Gradients with respect to each independent weight, and to each block in its eigenbasis, [B, K, n].
+        """Gradients with respect to each independent weight and with respect to each block in its eigenbasis, [B, K, n]
+        each.
 
         If a layer is applied once per example, its gradients come as two factors instead: inputs [B, d_in] and output
         gradients [K, B, d_out].
@@ -529,7 +531,7 @@ class KroneckerCovariance(WeightCovariance):
         """This object without the Kronecker factors, which are first diagonalized on `device`.
 
         The result takes half the memory and cannot be saved. The eigenvectors stay on the device of the factors. If
-        that is the CPU of a machine with a GPU, they are in pinned memory.
+        these factors are on the CPU of a machine with a GPU, the eigenvectors are in pinned memory.
         """
         home = self.prior.device
         found = []
@@ -609,8 +611,9 @@ class DiagonalCovariance(KroneckerCovariance):
 def from_curvature(
     structure: Structure, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor
 ) -> WeightCovariance:
-    """The Gaussian over a subset, made from the tensors of its curvature. `CURVATURES` computes them, and `tensors`
-    stores them."""
+    """The Gaussian over a subset, made from the tensors of its curvature. Functions in `CURVATURES` compute these
+    tensors, and the method `tensors` returns them.
+    """
     if structure == "kronecker":
         return KroneckerCovariance(subset, curvature, prior)
     kind = FullCovariance if structure == "full" else DiagonalCovariance

@@ -52,8 +52,8 @@ class OutputCurvature:
         likelihood: The likelihood p(y | outputs).
         kind: `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
             `"empirical"` is the outer product of the gradient at the observed target with itself.
-        num_samples: Number of random vectors per example. They replace one vector per output, and their outer products
-            have the Fisher matrix as expectation.
+        num_samples: Number of random vectors per example. They replace the exact vectors, one per output, and the
+            expectation of their outer products is the Fisher matrix.
         seed: Seed of the random vectors.
     """
 
@@ -135,7 +135,7 @@ class DataTerm:
             self._targets = sum_over_processes(self._targets)
 
     def score(self) -> Score:
-        """Score of the network on the data. It includes the score of the best constant guess if that is known."""
+        """Score of the network on the data. It includes the score of the best constant guess if this score is known."""
         nll, targets = -self.log_likelihood / max(self.total_weight, 1e-30), self._targets
         if targets is None:
             return Score(nll, None, self.num_data)
@@ -199,7 +199,7 @@ class Examples:
                 yield batch
 
     def all_over(self, count: int) -> list[Batch]:
-        """Batches from all parts of the data that hold about `count` examples."""
+        """Batches that come from all parts of the data and together hold about `count` examples."""
         return [batch.to(self.device) for batch in batches_all_over(self.loader, count, self.reader)]
 
 

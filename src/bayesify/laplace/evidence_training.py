@@ -42,7 +42,7 @@ class LayerwiseGaussian(Prior):
         self.precisions = precisions
 
     def std_of(self, weight: Weight) -> float:
-        """The inverse root of the weight's precision."""
+        """The inverse square root of the weight's precision."""
         return float(self.precisions[weight.name] ** -0.5)
 
 
@@ -111,7 +111,7 @@ def fit_with_evidence(
 
 @torch.no_grad()
 def maximize_evidence(laplace: Laplace, precisions: dict[str, float]) -> float:
-    """Update the precisions of all layers, in place, to increase the evidence. The curvature is that of a fitted
+    """Update the precisions of all layers, in place, to increase the evidence. The curvature comes from a fitted
     approximation.
 
     Returns:

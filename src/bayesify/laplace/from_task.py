@@ -44,7 +44,7 @@ def laplace_around(
     memory: int | str = "1GiB",
     most: int | None = None,
 ) -> Laplace:
-    """The posterior around a trained network, in evaluation mode. The prior is not yet bound to the network.
+    """The posterior around a trained network, in evaluation mode. `prior` is bound to the network here.
 
     If there are more than `most` weights, the covariance over all weights is Kronecker-factored. By default, `most` is
     the largest number of weights whose full covariance fits into memory.

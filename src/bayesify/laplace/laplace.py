@@ -128,12 +128,12 @@ every target exactly and has no residuals."""
 
 
 def _matrices(covariance: Covariance) -> Tensor:
-    """A covariance over the outputs of each example as matrices, [B, O, O]."""
+    """Covariances over the outputs of each example, converted to matrices [B, O, O]."""
     return covariance.dense() if isinstance(covariance, Spread) else covariance
 
 
 def _parts_of(batch: Batch, found: Iterable[tuple[Tensor, Any]]) -> Iterator[tuple[Batch, Tensor, Any]]:
-    """The rows of a batch that belong to each pair of means and covariances, and the pair."""
+    """Pairs of means and covariances, each with the rows of the batch to which the pair belongs."""
     start = 0
     for mean, covariances in found:
         yield batch.rows(slice(start, start + len(mean))), mean, covariances
@@ -141,7 +141,7 @@ def _parts_of(batch: Batch, found: Iterable[tuple[Tensor, Any]]) -> Iterator[tup
 
 
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """The given weights, or a `ValueError` if they cannot have a posterior."""
+    """Return the given weights, or raise `ValueError` if they cannot have a posterior."""
     if not weights:
         raise ValueError("Laplace: every parameter of the network is frozen; unfreeze at least one parameter")
     for name in weights:
@@ -180,26 +180,26 @@ class Laplace(Drawable):
             `memory`. Otherwise it chooses the last layer, with a full covariance if this fits and with Kronecker
             factors if not. `repr` reports the choice. If `covariance` is given without `subset`, the subset is `"all"`.
         covariance: `"full"`, `"diagonal"`, `"kronecker"` (for linear maps and convolutions; other weights get a
-            diagonal), or `"sampled"` (draws; a `Sampled` sets options). If `subset` is given without `covariance`, the
-            covariance is `"full"`.
+            diagonal), or `"sampled"` (draws; pass a `Sampled` to set options). If `subset` is given without
+            `covariance`, the covariance is `"full"`.
         prior_precision: Prior precision $\lambda$: a number, a dict from names or patterns to numbers, or `"size"` for
             the inverse mean square of each layer's weights. The default is `default_precision`, which `fit` adapts to
-            the data; the page on Laplace has the rules. If `fit` finds the noise, the precision of the last layer is
-            divided by the targets' variance, so that predictions scale with the unit of the targets. For `"sampled"`,
-            the default is a multiple of the diagonal of the curvature, and the evidence determines the multiple in
-            `fit`.
+            the data; the documentation page on Laplace gives the rules. If `fit` estimates the noise variance, the
+            precision of the last layer is divided by the targets' variance, so that predictions scale with the unit of
+            the targets. For `"sampled"`, the default is a multiple of the diagonal of the curvature, and the evidence
+            determines the multiple in `fit`.
         link: Approximation of the expected class probabilities: `"mc"`, `"probit"` or `"bridge"`; see `GaussianClassPredictive`.
-            With a full covariance over one of several layers, the default is `"probit"`; otherwise it is `"mc"`. With a
-            full covariance over all weights, `fit` changes the default to `"probit"` if this predicts left-out training
-            rows better.
+            With a full covariance over one layer of a network with several layers, the default is `"probit"`; otherwise
+            it is `"mc"`. With a full covariance over all weights, `fit` changes the default to `"probit"` if this
+            predicts left-out training rows better.
         temperature: Factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         num_samples: Number K of random vectors per example that replace the matrix $H_n$ of the example's outputs. The
-            resulting curvature is unbiased. The relative error of a diagonal is $\sqrt{2 / (N K)}$; Kronecker factors
-            of one layer have a larger error. By default the curvature is exact for up to `MAX_EXACT_OUTPUTS` outputs
-            and for the network's last layer. Otherwise the curvature uses `NUM_CURVATURE_SAMPLES` vectors, and
-            predictions in closed form use `NUM_DIRECTIONS` draws, so that their standard deviations have a relative
-            error of one eighth. `"exact"` uses a backward pass for each output.
+            resulting curvature is unbiased. The relative error of a diagonal curvature is $\sqrt{2 / (N K)}$; Kronecker
+            factors of one layer have a larger error. By default the curvature is exact for up to `MAX_EXACT_OUTPUTS`
+            outputs and for the network's last layer. Otherwise the curvature uses `NUM_CURVATURE_SAMPLES` vectors, and
+            predictions in closed form use `NUM_DIRECTIONS` draws, so that the predicted standard deviations have a
+            relative error of one eighth. `"exact"` uses a backward pass for each output.
         seed: Seed of the random vectors and draws.
         marginal: Whether the subset's covariance is the block $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
             (equation 11) instead of the inverse of the block $H_{SS} + \lambda I$. The network must be small enough for the whole
@@ -214,7 +214,7 @@ class Laplace(Drawable):
         dtype: Type of curvature and covariances: float64 for a float64 network, otherwise float32.
         subset: Chosen weights, after `fit`.
         posterior: Gaussian over the chosen weights, after `fit`.
-        data: Log-likelihood and number of the examples, after `fit`.
+        data: Log-likelihood and number of examples, after `fit`.
         outputs_per_example: Number O of outputs, after `fit`.
         remarks: Notes on the choice of the weights and on sampling errors, after `fit`.
 
@@ -361,8 +361,8 @@ class Laplace(Drawable):
         """Let the likelihood check the targets before any long computation. Warn if outputs are not logits or if
         numbers look like class labels.
 
-        `outputs` belong to the first two rows of the batch. All targets are checked against the outputs of the first
-        row, so that a message shows the shapes of the batch.
+        `outputs` belong to the first two rows of the batch. All targets are checked against the first row of outputs,
+        repeated for the whole batch, so that an error message shows the shapes of the batch.
         """
         every = outputs[:1].expand(batch_size(*checked_inputs(first.x)), *outputs.shape[1:])
         self.likelihood.log_prob(every, first.y, has_draws=False)
@@ -384,7 +384,7 @@ class Laplace(Drawable):
         self._widen_noise(examples)
 
     def _is_whole(self, subset: Subset) -> bool:
-        """Whether all weights that torch trains are chosen."""
+        """Whether all trainable weights are chosen."""
         return subset.size == Subset.trained(self.network, self.weights).size
 
     def _whole_rows(self, examples: Examples, count: int) -> list[Batch]:
@@ -440,8 +440,9 @@ class Laplace(Drawable):
         return sum_over_processes(total).to(self.dtype)
 
     def _linear_model(self, examples: Examples, noise: float, loss: float) -> LinearModel:
-        """The linearized network as a least-squares regression. Its squared error divided by the noise is twice the
-        negative log-likelihood."""
+        """The linearized network as a least-squares regression. Its squared error, divided by the noise variance, is
+        twice the negative log-likelihood of the linearized network.
+        """
         subset, posterior = self.fitted()
         assert isinstance(posterior, FullCovariance)
         mean = posterior.prior * subset.take(self.values).to(self.dtype)
@@ -558,8 +559,8 @@ class Laplace(Drawable):
         if solver.error > MAX_DRAW_ERROR:
             more = "steps" if sampling.takes_minibatches else "iterations"
             warnings.warn(
-                f"Laplace.fit: the draws did not converge: their relative error is {solver.error:.2g} (draws from the "
-                f"prior have about 1); give more {more}, a larger prior_precision, or subset='last_layer'",
+                f"Laplace.fit: the draws did not converge: their relative error is {solver.error:.2g} (about 1 for "
+                f"draws from the prior); give more {more}, a larger prior_precision, or subset='last_layer'",
                 stacklevel=5,
             )
 
@@ -630,8 +631,9 @@ class Laplace(Drawable):
     def _losses_of_draws(
         self, batches: Sequence[Batch], posterior: SampledCovariance, factors: Sequence[float]
     ) -> list[float]:
-        """For each factor on the covariance of the draws, the nats by which predictions of training rows are worse than
-        the network's own."""
+        """For each factor on the covariance of the draws, the loss of training rows, in nats, minus the loss of the
+        network alone.
+        """
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
@@ -702,8 +704,8 @@ class Laplace(Drawable):
         """Start the noise variance at the network's mean squared residual, if no noise was given.
 
         Returns:
-            Variance of the targets around the mean of each column. If the targets are constant, their mean square.
-            `None` if the noise was given.
+            Variance of the targets around the mean of each column. If the targets are constant, the result is their
+            mean square. If the noise was given, the result is `None`.
         """
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return None
@@ -739,10 +741,11 @@ class Laplace(Drawable):
     def _in_unit(
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
-        """The default precision in the unit of the targets. The default of the last layer assumes outputs of variance
-        1.
+        """The default precision, converted to the unit of the targets. The default of the last layer assumes outputs of
+        variance 1.
 
-        Weights that have no number of inputs keep their precision. It follows from their own size, which already reflects the unit.
+        Weights without a number of inputs, such as embeddings, keep their precision, because it follows from their own
+        size, which already reflects the unit.
         """
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
@@ -844,7 +847,9 @@ class Laplace(Drawable):
 
     @property
     def _samples_outputs(self) -> bool:
-        """Whether samples replace the outputs, because there are many outputs and `num_samples` is not `"exact"`."""
+        """Whether random vectors replace the exact vectors, because there are many outputs and `num_samples` is not
+        `"exact"`.
+        """
         return self.outputs_per_example > MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
@@ -938,9 +943,9 @@ class Laplace(Drawable):
     def _leave_labels_out(self, examples: Examples) -> None:
         """For classes, change the precision of all weights if this predicts left-out training rows better.
 
-        The same rows choose the link, if none was given. The probit must be better by more than `MAX_DENSITY_LOSS`.
-        Training rows alone do not show that a network is overconfident on new rows. Left-out rows show it, because
-        their own effect on the network is removed (see `leave_out`).
+        The same rows choose the link if none was given. The link becomes `"probit"` only if it is better by more than
+        `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is overconfident on new rows. Left-out rows
+        show it, because their own effect on the network is removed (see `leave_out`).
         """
         subset, posterior = self.fitted()
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
@@ -970,7 +975,7 @@ class Laplace(Drawable):
         self._rescale(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
-        """For each factor on the precision, the nats by which predictions of training rows are worse than the network's own."""
+        """For each factor on the precision, the loss of training rows, in nats, minus the loss of the network alone."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
         sums = [
             count,
@@ -1214,8 +1219,8 @@ class Laplace(Drawable):
 
         The search tries a logarithmic grid, then a finer grid between the neighbors of the best value (Daxberger et al. 2021,
         appendix C.3). The default grid is extended while its best value is at an end; a grid that you give is not extended. If the
-        best value is still at an end, a warning says so. The curvature is diagonalized once for all values. However, a full
-        covariance over more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized per value. The posterior keeps the best value.
+        best value is still at an end, a warning says so. The curvature is diagonalized once for all values, but a full
+        covariance over more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized for each value. The best is kept.
 
         Args:
             loader: Validation data, for `method="validation"`.
@@ -1327,7 +1332,7 @@ class Laplace(Drawable):
         return total / total_count(batches)
 
     def _shared_noise(self, what: str) -> Gaussian:
-        """The likelihood. If it is not Gaussian with one shared variance, a `ValueError` names the caller `what`."""
+        """The likelihood; raises `ValueError` for the caller `what` if it is not Gaussian with one shared variance."""
         if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
             raise ValueError(f"{what} needs a Gaussian likelihood with one shared variance")
         return self.likelihood

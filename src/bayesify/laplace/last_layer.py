@@ -35,9 +35,10 @@ class Piece:
     outputs.
 
     Args:
-        inputs: a, [N, D], with a 1 for the bias.
-        diagonal: h, [N, K], in float64 if the device supports it, because h and q q^T nearly cancel for confident predictions.
-        products: q, [R, N, K], one vector for each group of classes at a position; R may be 0.
+        inputs: Inputs a of the layer, [N, D], with a column of ones for the bias.
+        diagonal: Diagonal part h, [N, K], in float64 if the device supports it, because h and q q^T nearly cancel for
+            confident predictions.
+        products: Vectors q, [R, N, K], one for each group of classes at a position; R may be 0.
         weights: Example weight of each position, [N]; `None` if all are 1.
     """
 
@@ -136,7 +137,7 @@ def _diagonal_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
 
 
 def _full_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """Sum of the full curvature over [W b], [K D, K D], in float64 up to `MAX_DIAGONALIZED_WEIGHTS`."""
+    """Sum of the full curvature over [W b], [K D, K D], in float64 for at most `MAX_DIAGONALIZED_WEIGHTS` weights."""
     outputs, columns = piece.diagonal.shape[1], piece.inputs.shape[1]
     size = outputs * columns
     a = widened(piece.inputs) if size <= MAX_DIAGONALIZED_WEIGHTS else piece.inputs

@@ -96,9 +96,8 @@ class LeftOutRows:
     A row with weight w counts as w rows, and one of these is left out, so w is at least 1. Let $H_n(t)$ [O, O] be the
     leverages. If the row is left out, the network's residual is $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of
     `training_penalty`. The posterior's covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear
-    model. Let r be these residuals. The noise under a penalty is
-    $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up
-    to a constant,
+    model. Let r be these residuals. The noise variance for a penalty t is $\sigma^2(t) = \operatorname{mean} r_n^\top
+    (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up to a constant,
 
     $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
 
@@ -152,7 +151,7 @@ class LeftOutRows:
 
     @staticmethod
     def _surrounds_default(logs: Tensor, allowed: Tensor, place: int) -> bool:
-        """Whether the factor 1 lies between two neighboring values that are both allowed."""
+        """Whether the factor 1 lies between two neighboring factors that both have a good enough density."""
         other = place + (1 if logs[place] < 0 else -1)
         return 0 <= other < len(logs) and bool(allowed[other]) and float(logs[place] * logs[other]) <= 0
 
@@ -200,7 +199,7 @@ def leave_out(
             gives the change of the outputs.
 
     Yields:
-        Means [B, O] and covariances [B, O, O], for each covariance but the first.
+        Means [B, O] and covariances [B, O, O], for each covariance except the first.
     """
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()

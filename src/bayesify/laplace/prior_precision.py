@@ -18,8 +18,8 @@ Precision = float | dict[str, float]
 def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> Precision:
     """A prior precision as numbers, made from any form that `Laplace` accepts.
 
-    Keys are names of weights, names of modules above them, or patterns. `"size"` is the inverse mean square of each layer's
-    weights.
+    Keys are names of weights, names of modules that contain them, or patterns. `"size"` is the inverse mean square of
+    each layer's weights.
 
     Raises:
         ValueError: If a number is not positive, if a key matches no weight, or if a weight has no number.

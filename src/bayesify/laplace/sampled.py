@@ -90,8 +90,9 @@ class Sampled:
             $\sqrt{2 / n}$.
         iterations: Largest number of iterations of conjugate gradients for each draw.
         at_once: Number of draws that are solved at a time. The default is 4, or 1 if there are more than
-            `MAX_WEIGHTS_SOLVED_TOGETHER` weights. With 1, a GPU holds two copies of the weights for conjugate
-            gradients, and two and a half for the minibatch solver. Everything else stays in the memory of the CPU.
+            `MAX_WEIGHTS_SOLVED_TOGETHER` weights. If draws are solved one at a time, a GPU holds two copies of the
+            weights for conjugate gradients, and two and a half for the minibatch solver. Everything else stays in the
+            memory of the CPU.
         tolerance: Relative error at which conjugate gradients end early. It is the norm of a draw's error divided by
             the norm of the draw. Both norms measure effects on the outputs of the examples.
         settle: Whether to first raise the prior precision, and then scale the covariance down, until the mean log
@@ -173,7 +174,7 @@ class DrawsFile:
         self._path, self._settings = path, dict(settings)
 
     def read(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """Facts and tensors; `None` if there is no file.
+        """The stored facts and tensors; `None` if there is no file.
 
         Raises:
             ValueError: If the file belongs to another run.
@@ -202,7 +203,7 @@ class SampledCovariance(WeightCovariance):
         subset: The weights.
         draws: Deviations from the mean, [n, S].
         prior: $\delta$, [S].
-        factor: Factor c of the prior precision under which the draws were made.
+        factor: Factor c on the prior precision for which the draws were made.
         narrowed: Factor by which the covariance was multiplied.
     """
 
@@ -291,13 +292,13 @@ class SampledCovariance(WeightCovariance):
 
 @dataclass(frozen=True)
 class OutputHessian:
-    r"""$H_n = \omega_n (\operatorname{diag}(h) - q q^\top)$ of the examples of a batch.
+    r"""Hessians $H_n = \omega_n (\operatorname{diag}(h) - q q^\top)$ of the examples of a batch.
 
     Args:
         diagonal: h, [B, ...].
-        product: q, which equals h for classes; `None` if the matrix is diagonal.
+        product: Vectors q, which equal h for classes; `None` if the matrices are diagonal.
         axis: Axis of the classes.
-        weights: $\omega$, in a shape that can be multiplied with h.
+        weights: Example weights $\omega$, in a shape that can be multiplied with h.
     """
 
     diagonal: Tensor
@@ -435,20 +436,20 @@ class Equations:
 
     $$ z = \operatorname*{argmin} \tfrac12 \sum_n \|J_n z - \epsilon_n\|^2_{H_n} + \tfrac{c}{2} \|z - \theta\|^2_\delta $$
 
-    With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$ the minimum has the
-    distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large linear models,
-    with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions without data the solution
-    equals $\theta$. If they started at zero, they would take about twice as many iterations. The paper uses gradient
-    descent on minibatches with Nesterov's momentum; here these steps are also preconditioned by Kronecker factors.
-    Conjugate gradients solve the same equations on all or chosen examples. The products $J_n v$ and $J_n^\top v$ take
-    two passes of the network each, for all draws of a group at once. No Jacobian is formed.
+    With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$, the minimum has
+    the distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large
+    linear models, with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions
+    without data the solution equals $\theta$. If they started at zero, they would take about twice as many iterations.
+    The paper uses gradient descent on minibatches with Nesterov's momentum; here these steps are also preconditioned by
+    Kronecker factors. Conjugate gradients solve the same equations on all or chosen examples. The products $J_n v$ and
+    $J_n^\top v$ take two passes of the network each, for all draws of a group at once. No Jacobian is formed.
 
     Args:
         pieces: The data. Every pass must yield the same examples.
         subset: The weights.
         prior: $\delta$, [S].
         preconditioner: See `whiten`.
-        at_once: g, the number of equations that are solved at a time.
+        at_once: Number g of equations that are solved at a time.
         seed: Seed of the draws.
         factor: Factor c on the prior precision.
         noise_ratio: Gaussian noise variance for which the preconditioner was computed, divided by the current variance.
@@ -670,7 +671,8 @@ class Equations:
     def _push(self, along: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Outputs and their changes [g, B, ...] along directions [g, S].
 
-        Each piece copies the directions from the CPU, and frees the copy before gradients of the same size are made.
+        For each piece, the directions are copied from the CPU, and the copy is freed before gradients of the same size
+        are made.
         """
         return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
@@ -750,13 +752,13 @@ def find_factor(
     \mathbb{E}[u^\top (b - c u)]$. The noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
 
     The search starts at a large c, for which the equations are easy, and lowers c. For each c, the solver starts from the draws of
-    the previous c. The final c is larger than every c whose draws do not converge or predict training rows too badly. The loss of
-    training rows falls about like 1 / c, which determines how far c has to rise.
+    the previous c. The final c is larger than every c at which the draws did not converge or predicted training rows
+    too badly. The loss of training rows is about proportional to 1 / c, which determines how far c has to rise.
 
     Args:
         equations: The equations, over some or all of the data.
-        mean: w*, [S], on the device of the prior.
-        num_outputs: N O, the number of outputs in all data.
+        mean: Trained weights w*, [S], on the device of the prior.
+        num_outputs: Number N O of outputs in all data.
         iterations: Number of iterations for each value of c.
         tolerance: See `Sampled`.
         finds_noise: Whether to find the noise.

@@ -26,7 +26,9 @@ class Subset:
 
     @classmethod
     def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Subset:
-        """Subset made from indices into the concatenated weights. The indices are distinct and in any order."""
+        """Subset made from indices into the concatenated weights. The indices must be distinct and may be in any
+        order.
+        """
         if not bool(
             (index[1:] > index[:-1]).all()
         ):  # sorting millions of indices takes longer than a pass of the network

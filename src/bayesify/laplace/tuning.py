@@ -19,7 +19,7 @@ NUM_FINE_SCORES, NUM_FINE_EVIDENCES = 9, 180
 
 
 def search_precision(score: Score, base: float, grid: Sequence[float], num_fine: int) -> tuple[float, Finding | None]:
-    """The prior precision with the best score, and a finding if this precision is at an end of the grid.
+    """The prior precision with the best score, and a `Finding` if this precision is at an end of the grid.
 
     Args:
         score: Function to maximize.

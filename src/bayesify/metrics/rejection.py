@@ -45,7 +45,8 @@ def rejection_curve(
     r"""Accuracy after rejecting the least certain examples.
 
     Of n examples, the $\lfloor n k / K \rfloor$ least certain are rejected, for k = 0..K-1. For equally certain examples, the
-    result is the expectation over random orders. An example with several labels is correct if all its labels are.
+    result is the expectation over random orders. An example with several labels is correct if all its labels are
+    correct.
 
     Args:
         predictive: A prediction of classes for examples from the training distribution.

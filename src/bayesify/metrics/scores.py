@@ -34,11 +34,11 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
     - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level. For a
       calibrated prediction these are 0.5, 0.9 and 0.95, or more if it has atoms (counts, floors).
 
-    Classification; each binary output counts as two classes:
+    Classification (each binary output counts as two classes):
 
     - `accuracy`: share of labels that are the most probable class.
     - `nll`: as for regression.
-    - `ece`: expected calibration error of the most probable class with 15 bins of equal width, see `reliability`.
+    - `ece`: expected calibration error of the most probable class with 15 bins of equal width; see `reliability`.
     - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950). For a binary output, the Brier
       score is twice the squared error of the probability of the positive class.
 
@@ -100,7 +100,8 @@ def brier(class_probs: Tensor, y: Tensor) -> Tensor:
     classes = class_probs.shape[-1]
     if y.shape != class_probs.shape[:-1] or not bool(((y >= 0) & (y < classes)).all()):
         raise ValueError(
-            f"metrics.brier: y is {list(y.shape)} and class_probs {list(class_probs.shape)}; give one label from 0 to "
+            f"metrics.brier: y has shape {list(y.shape)} and class_probs has shape {list(class_probs.shape)}; give "
+            f"one label from 0 to "
             f"{classes - 1} for each row"
         )
     target = torch.nn.functional.one_hot(y.long(), class_probs.shape[-1]).to(class_probs)

@@ -10,7 +10,7 @@ from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 
 def match_values(predictive: RegressionPredictive, y: Tensor) -> Tensor:
-    """Targets of a regression, reshaped to its predictive mean's shape [B, O].
+    """Targets of a regression, reshaped to the shape of the predictive mean, [B, O].
 
     Raises:
         ValueError: If the targets do not fit the prediction, are empty, or are not finite.
@@ -19,7 +19,7 @@ def match_values(predictive: RegressionPredictive, y: Tensor) -> Tensor:
 
 
 def match_labels(predictive: ClassificationPredictive, y: Tensor) -> Tensor:
-    """Labels of a classification, reshaped to its predicted labels' shape, [B] or [B, ...].
+    """Labels of a classification, reshaped to the shape of the predicted labels, [B] or [B, ...].
 
     Raises:
         ValueError: If the labels do not fit the prediction, are empty, or are not class indices. Leave out examples without a

@@ -24,8 +24,8 @@ class Outputs:
 
     Args:
         kept: All outputs, or `None`.
-        chunks: Needed if outputs are not kept. A function that yields the outputs in order, in pieces [S, rows, ...]; every call
-            yields the same outputs.
+        chunks: Function that yields the outputs in order, in pieces [S, rows, ...]; every call yields the same outputs.
+            It is needed if outputs are not kept.
     """
 
     def __init__(self, kept: Tensor | None = None, chunks: Callable[[], Iterator[Tensor]] | None = None) -> None:
@@ -174,8 +174,8 @@ class Predictive:
         """Log predictive density (or log-probability) of the targets, one number per example: [B]."""
 
     def nll_per_element(self, y: Tensor) -> Tensor:
-        """For each example, the negative log predictive density divided by the number of targets, for segmentations and
-        sequences: [B].
+        """For each example, the negative log predictive density divided by the number of targets, [B]. It is meant for
+        segmentations and sequences.
 
         Targets of one example are scored together, as in `log_prob`. Labels that mean "no label here" do not count.
         """

@@ -20,7 +20,8 @@ class ClassificationPredictive(Predictive):
     Args:
         outputs: The network's outputs for each draw.
         log_probs: Function that maps outputs to log-probabilities [S, rows, ..., C], with classes last. By default, outputs are
-            log-probabilities. It must be a function at module level, or a partial of one, so that predictions can be pickled.
+            log-probabilities. The function must be defined at module level, or be a partial of such a function, so that
+            predictions can be pickled.
         binary: Whether each output is a separate yes-or-no decision. If so, C = 2, and `probs` is the probability of yes.
         ignore_index: A label that means "no label here" and contributes nothing to `log_prob`.
     """

@@ -280,8 +280,8 @@ class GaussianClassPredictive(ClassificationPredictive):
 
 
 def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
-    """Log of the joint density of Gaussian variables; each censored one contributes the probability of being at most `residual`:
-    [B].
+    """Log of the joint density of Gaussian variables, [B]. Each censored variable contributes the probability of being
+    at most `residual`.
 
     Each variable is conditioned on the variables before it. Every censored variable except the last is integrated over `nodes`
     quantiles of its tail. `residual` and `censored` are [B, O], and `factor` is the lower Cholesky factor of the covariances, [B,

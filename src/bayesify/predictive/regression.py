@@ -100,7 +100,7 @@ class RegressionPredictive(Predictive):
 
         An output may have an atom, which is a value of positive probability such as a floor. At the atom, the output contributes
         the atom's probability instead of a density. The result is a density that integrates to 1 with respect to a product
-        measure over outputs; each factor of the measure is the length plus a point mass of 1 at the atom.
+        measure over outputs; each factor of the measure is the Lebesgue measure plus a point mass of 1 at the atom.
 
         Raises:
             ValueError: If the shape of the targets does not fit, or if targets are not possible values of the family.
@@ -120,7 +120,7 @@ class RegressionPredictive(Predictive):
         return self._log_mean(y, censored, lambda found: found.flatten(2).sum(-1) if found.ndim > 2 else found)
 
     def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """See `censored_log_prob`, for each output separately: [B, O]."""
+        """The same as `censored_log_prob`, but for each output separately: [B, O]."""
         return self._log_mean(y, censored, lambda found: found)
 
     def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
@@ -166,7 +166,7 @@ class RegressionPredictive(Predictive):
             q: A probability between 0 and 1, or a sequence of probabilities.
 
         Returns:
-            [B, O], or [Q, B, O] for Q probabilities.
+            Quantiles, [B, O], or [Q, B, O] for Q probabilities.
 
         Raises:
             ValueError: If a probability is not strictly between 0 and 1.

@@ -75,7 +75,7 @@ class DenseSpread(Spread):
         return self._rows.mean(-1)
 
     def move(self, noise: Tensor) -> Tensor:
-        """Deviations by the symmetric root, which is the same on every machine."""
+        """Deviations, computed with the symmetric root of the covariance, which is the same on every machine."""
         values, vectors = stable_eigh(self._rows, "Predictive: the covariance of the outputs")
         root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
         return (noise.transpose(0, 1) @ root).transpose(0, 1)
@@ -90,7 +90,7 @@ class SharedBasis(Spread):
 
     Args:
         variances: v, [N, K].
-        basis: U, [K, K]; the identity by default.
+        basis: Eigenvectors U, [K, K]; the identity by default.
     """
 
     def __init__(self, variances: Tensor, basis: Tensor | None = None) -> None:
@@ -111,7 +111,7 @@ class SharedBasis(Spread):
         return (self._rows * self._basis.mean(0)) @ self._basis.T
 
     def move(self, noise: Tensor) -> Tensor:
-        """Deviations by the symmetric root, which is the same on every machine."""
+        """Deviations, computed with the symmetric root of the covariance, which is the same on every machine."""
         root = self._rows.sqrt()
         return noise * root if self._basis is None else ((noise @ self._basis) * root) @ self._basis.T
 

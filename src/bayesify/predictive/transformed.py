@@ -40,7 +40,7 @@ class TargetTransform:
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    If targets are at least 0, values of z below the z of a target of 0 belong to no target. They are mapped back to 0.
+    If targets are at least 0, no target has a z below the z of the target 0. Such values of z are mapped back to 0.
 
     Args:
         name: Name of the transform; see above.
@@ -149,7 +149,7 @@ class TargetTransform:
         return (found - shift) / scale
 
     def inverse(self, z: Tensor) -> Tensor:
-        """The targets of values z, [..., O]; monotone in z."""
+        """The targets that have the values z, [..., O]; monotone in z."""
         shift, scale, power, unit = self._numbers(z)
         value = shift + scale * z
         if self.name == "log":
@@ -355,7 +355,7 @@ class TransformedPredictive(RegressionPredictive):
         return self.inner.censored_log_prob(z, mask) + slope.flatten(1).sum(-1).to(z)
 
     def marginal_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """See `censored_log_prob`, for each output separately: [B, O]."""
+        """The same as `censored_log_prob`, but for each output separately: [B, O]."""
         z, mask, slope = self._places(y, censored)
         return self.inner.marginal_log_prob(z, mask) + slope.to(z)
 

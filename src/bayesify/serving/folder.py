@@ -42,9 +42,9 @@ class ModelFolder:
     Args:
         estimator: Estimator that was trained on a data frame.
         about: Facts about the model.
-        remarks: Sentences that warn about a folder that was read.
-        figure: Figures of the model card, as SVG; empty if there are none, or if the folder was read.
-        rows: Training rows to store in the folder; `None` if no rows are stored, or if the folder was read.
+        remarks: Warnings about the folder, if it was read from disk.
+        figure: Figures of the model card, as SVG; empty if there are none, or if the folder was read from disk.
+        rows: Training rows to store in the folder; `None` if no rows are stored, or if the folder was read from disk.
     """
 
     estimator: BayesianRegressor | BayesianClassifier

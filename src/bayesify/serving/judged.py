@@ -66,7 +66,7 @@ class Judged:
     classes: Sequence[str] = ()
 
     def groups(self, texts: Sequence[str]) -> tuple[Group, ...]:
-        """Groups by third of the predictions or by predicted class, and groups by text in the columns `texts`."""
+        """Groups by thirds of the predictions or by predicted class, and groups by the texts in the columns `texts`."""
         held = self.held_out
         if len(held.probs):
             values, guess = held.values.astype(int), held.probs.argmax(1)

@@ -108,7 +108,8 @@ class Questions:
         above: Limits. For each limit, the probability that the target exceeds it is written.
         below: Limits. For each limit, the probability that the target stays below it is written.
         costs: Costs of decisions about classes, as a text that `Costs.of` accepts; empty if there are no costs.
-        explain: Whether to write which columns move a prediction and widen its interval, and why a row is unusual.
+        explain: Whether to write explanations: the columns that move a prediction or widen its interval, and the reason
+            why a row is unusual.
     """
 
     quantiles: Sequence[float] = ()

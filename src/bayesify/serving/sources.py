@@ -41,8 +41,8 @@ class Source:
 
     Args:
         frame: Rows of the table.
-        name: Short name of the table, see `short_name`.
-        where: Name by which messages call the table.
+        name: Short name of the table; see `short_name`.
+        where: Name of the table in messages.
         notes: Sentences that say how the table was read.
         target: Target column of a named data set; `None` for a file.
         task: Task of a named data set; `None` for a file.

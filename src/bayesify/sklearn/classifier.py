@@ -70,8 +70,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """Train from the start.
 
         Args:
-            X: [N, D] numbers, or a data frame.
-            y: [N] labels of any kind: integers, strings, ...
+            X: Numbers [N, D], or a data frame.
+            y: Labels [N] of any kind: integers, strings, ...
             sample_weight: Number of examples that each row stands for, [N]; 1 by default.
 
         Returns:
@@ -92,7 +92,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         these rows.
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
             y: [N] labels.
             classes: All labels that will ever occur; required in the first call.
             sample_weight: Number of examples that each row stands for, [N].
@@ -150,7 +150,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """The predictive distribution over the indices of `classes_`, with probabilities, entropy and its parts, and `log_prob`.
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
 
         Raises:
             sklearn.exceptions.NotFittedError: Before `fit`.
@@ -164,7 +164,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """Probability of each class, in the order of `classes_`: [N, C].
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
         """
         probs = self.predictive(X).class_probs.detach().double()
         return np.asarray(probs / probs.sum(1, keepdim=True))
@@ -173,7 +173,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """Logarithms of `predict_proba`: [N, C].
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
         """
         probs = self.predict_proba(X)
         return np.asarray(np.log(np.maximum(probs, np.finfo(probs.dtype).tiny)))
@@ -182,7 +182,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """The most probable label of each row: [N].
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
         """
         best = self.predict_proba(X).argmax(1)
         return np.asarray(self.classes_[best])

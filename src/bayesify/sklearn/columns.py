@@ -148,8 +148,8 @@ class Columns(Plain):
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Three arrays: the indices of the distinct rows, the place of each row's distinct row, and a canonical order of the distinct
-    rows.
+    """Three arrays: the indices of the distinct rows, for each row the place of its distinct row, and a canonical order
+    of the distinct rows.
 
     If several rows have equal cells and targets, the first of them is the distinct row. If y is `None`, every row is
     distinct.
@@ -184,7 +184,9 @@ def is_frame(X: Any) -> bool:
 
 
 def refuse_cells(frame: DataFrame, owner: str) -> None:
-    """Raise `ValueError` and name a column with cells that are not finite numbers; all cells were finite numbers in training."""
+    """Raise a `ValueError` that names a column with cells that are not finite numbers, because all cells were finite
+    numbers in training.
+    """
     name = _odd_column(_named(frame, owner))
     raise ValueError(
         f"{owner}: column {name!r} has cells that are not finite numbers (text, missing or infinite), but all cells were "
@@ -210,7 +212,7 @@ def _told(error: InputError, owner: str) -> InputError:
 
 
 def _named(frame: DataFrame, owner: str) -> DataFrame:
-    """The frame with column names as unique texts."""
+    """The frame, with column names as texts; raises `InputError` if a name occurs twice."""
     names = [str(name) for name in frame.columns]
     name, count = Counter(names).most_common(1)[0] if names else ("", 0)
     if count > 1:

@@ -111,8 +111,9 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @abstractmethod
     def _score_targets(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Scores [N, K] of the targets y, given the row weights. A text with many levels is encoded by the mean score
-        of its level."""
+        """Scores [N, K] of the targets y, given the row weights. A text column with many levels is encoded by the mean
+        score of each level.
+        """
 
     @abstractmethod
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
@@ -122,7 +123,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def fit_several(
         cls, estimators: Sequence[Self], tables: Sequence[tuple[Any, Any]], weights: Sequence[Any] | None = None
     ) -> list[Self]:
-        """Fit each estimator to its own table; the results are those of separate calls of `fit`.
+        """Fit each estimator to its own table; the results are the same as from separate calls of `fit`.
 
         If a named method is used and the networks have equal sizes, the networks train together, which takes a fraction
         of the time.
@@ -228,7 +229,9 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def _read(
         self, X: Any, y: Any = NONE, weights: np.ndarray | None = None, *, reset: bool, **options: Any
     ) -> tuple[np.ndarray, Any, Columns | None]:
-        """Inputs as numbers [N, D], targets if given, and the rules that turn a frame into numbers; `reset` learns new rules."""
+        """Inputs as numbers [N, D], targets if given, and the rules that turn a frame into numbers. If `reset` is true,
+        new rules are learned.
+        """
         owner = type(self).__name__
         columns = None if reset else self.fitted_.columns
         if is_frame(X) if reset else columns is not None:
@@ -324,7 +327,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         - The row has an empty cell in a numeric column that had no empty cells in training.
 
         Args:
-            X: [N, D] numbers, or a frame.
+            X: Numbers [N, D], or a frame.
             share: Expected share of ordinary rows, which are like the training rows, that are called unusual.
 
         Raises:
@@ -340,7 +343,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         the mutual information. See `bayesify.sklearn.unusual.Neighbors`.
 
         Args:
-            X: [N, D] numbers, or a frame.
+            X: Numbers [N, D], or a frame.
         """
         inputs = self._inputs(X)
         found = self.fitted_.unusual_share(inputs, self.prediction_draws)
@@ -360,7 +363,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         times as much as a prediction of the rows.
 
         Args:
-            X: [N, D] numbers, or a frame.
+            X: Numbers [N, D], or a frame.
             level: Level of the intervals whose widths are explained.
             share: Expected share of ordinary rows, which are like the training rows, that are called unusual.
 

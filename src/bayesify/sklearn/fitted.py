@@ -40,8 +40,8 @@ class FitReport(Plain):
             seen it and recalibrated on the other folds. Empty if there are several targets.
         steps: For each member, the step at which it predicted its held-out rows best.
         notes: Sentences that say what failed.
-        categories: Encoding of texts with many levels: `"levels"` or `"means"`, or empty if there are no such texts. It is
-            `"nothing"` if no column is used, because one distribution for all rows predicts better.
+        categories: Encoding of text columns with many levels: `"levels"` or `"means"`, or empty if there are no such
+            columns. It is `"nothing"` if no column is used, because one distribution for all rows predicts better.
     """
 
     score: float | None = None

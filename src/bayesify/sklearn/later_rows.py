@@ -30,7 +30,7 @@ class LaterRows(Plain):
     Out-of-fold predictions of random rows do not show how the target changes after the training period. So the latest training rows
     are predicted from earlier rows. If the 90 % intervals of these rows contain too few targets, the normal scores of rows after
     the training period are divided by a factor s. With this factor, the intervals would have contained 90 % of the targets. If
-    $u = P(Y \le y)$ are the probabilities of the latest rows, it is
+    $u = P(Y \le y)$ are the probabilities of the latest rows, the factor is
 
     $$ s = \max(1, q_{0.9}(|\Phi^{-1}(u)|) / \Phi^{-1}(0.95)) . $$
 
@@ -78,7 +78,8 @@ class LaterRows(Plain):
 
 
 def find_time(inputs: np.ndarray, columns: Columns | None, ordered: bool = True) -> int | None:
-    """Index of the input that is the time: the first date, or the first number that never falls from one row to the next.
+    """Index of the input that is the time: the first date, or the first column of numbers that never decreases from one
+    row to the next.
 
     If there is only one input, it does not count as the time, because sorted inputs of a function of one variable are common.
 

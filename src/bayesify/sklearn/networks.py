@@ -26,7 +26,7 @@ class SiLUReLU(nn.Module):
 
     @staticmethod
     def slope(grad: Tensor, x: Tensor) -> Tensor:
-        """Gradient of the inputs [..., units], from the gradient of the outputs."""
+        """Gradient with respect to the inputs, [..., units], from the gradient with respect to the outputs."""
         (first, second), (x_first, x_second) = _halves(grad), _halves(x)
         aten = torch.ops.aten
         return torch.cat((aten.silu_backward(first, x_first), aten.threshold_backward(second, x_second, 0)), dim=-1)

@@ -165,7 +165,8 @@ class Cells:
         texts: Cells of the rows as texts, [N, D].
         unseen: For each column, whether a row's cell is unlike any cell in training, for example a new text, [N].
         cut: For each column, whether a row's number is so far outside the training range that it was clipped, [N].
-        of_inputs: Function from the inputs of one row to the row's cells. By default, the inputs are the cells.
+        of_inputs: Function that takes the inputs of one row and returns the row's cells. By default, the inputs are the
+            cells.
     """
 
     groups: Groups
@@ -262,7 +263,7 @@ def _contributions(
 def _rank(
     measure: Measure, groups: Groups, neighbors: Neighbors, typical: np.ndarray
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A function from rows [N, E] to the place of each column in the order of replacement, [N, D].
+    """A function that takes rows [N, E] and returns the place of each column in the order of replacement, [N, D].
 
     In a wide table, the nine columns of a row with the largest expected change each get a place of their own. The expected
     change is the distance between the row's cell and the typical cell, times the mean change per unit of distance in some

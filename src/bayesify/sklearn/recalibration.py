@@ -147,7 +147,7 @@ def ensemble_places(
     So v is estimated by the geometric mean of these two quantities, each averaged over rows in units of the noise variance.
     Then
 
-    - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, with $e^2$ its mean square;
+    - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, where $e^2$ is the error's mean square;
     - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, where s makes the mean
       variance between the copies equal to v. The members that have seen a row thus show how much members disagree about it.
 

@@ -147,7 +147,8 @@ class TrainingTable:
 
 
 def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) -> list[FittedTable]:
-    """Fit one method to each of several tables; the results are those of separate calls. Named methods train together if possible.
+    """Fit one method to each of several tables; the results are the same as from separate calls. Named methods train
+    together if possible.
 
     Args:
         tables: Training data. Equal rows are merged into one row, and their weights are added, so that copies and weights give
@@ -197,7 +198,7 @@ def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
 
 
 def merge_rows(rows: Rows) -> Rows:
-    """The rows with equal ones merged; a table with many rows is returned unchanged."""
+    """The rows, with equal rows merged; a table with many rows is returned unchanged."""
     return rows.merged() if len(rows) <= FULL_BATCH_ROWS else rows
 
 
@@ -221,8 +222,9 @@ def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
 
 
 def list_encodings(table: TrainingTable, settings: Settings) -> dict[str, Encoding]:
-    """Possible encodings of the inputs. The key says how texts with many levels are treated; named methods use the first
-    encoding."""
+    """Possible encodings of the inputs. Each key of the dict says how text columns with many levels are treated. Named
+    methods use the first encoding.
+    """
     every = encode_inputs(table.rows, settings)
     levels, means = ((), ()) if table.columns is None else table.columns.preparation.alternatives
     blank = {NOTHING: replace(every, left_out=tuple(range(table.rows.x.shape[1])))}
@@ -276,7 +278,9 @@ def _has_zeros(rows: Rows) -> bool:
 
 
 def make_likelihood(name: str) -> Likelihood:
-    """The likelihood with this name. If it has a spread, the spread depends on the row, except for `"gaussian"`."""
+    """The likelihood with this name. The spread of the likelihood, if it has one, depends on the row, except for
+    `"gaussian"`.
+    """
     options: dict[str, dict[str, float | None]] = {
         "gaussian": {"noise": START_NOISE}, "student_t": {"scale": None}, "negative_binomial": {"dispersion": None}
     }  # fmt: skip
@@ -300,7 +304,7 @@ class Candidate:
 
     Args:
         pair: Names of the likelihood and the transform.
-        likelihood: p(y | outputs) in the units of training.
+        likelihood: Likelihood p(y | outputs), in the units of training.
         units: Conversion from the units of training to the targets' units; `None` for classes.
         rows: Encoded rows, with targets in the units of training.
         num_outputs: Number of outputs that the likelihood needs.
@@ -326,7 +330,9 @@ class Candidate:
 
 
 def shape_network(rows: Rows, num_outputs: int, settings: Settings) -> NetworkShape:
-    """The shape of the network. The user's choices replace the defaults for the method and the number of rows."""
+    """The shape of the network. The defaults depend on the method and on the number of rows, and the user's choices
+    override them.
+    """
     activation, dropout = ACTIVATION_BY_NAME, 0.0
     if settings.method is None:
         activation = ACTIVATION_OF_CLASSES if settings.num_classes else ACTIVATION
@@ -377,7 +383,7 @@ def _train_by_name(
 def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
     """The fitted table, with recalibrated probabilities if the noise was estimated from the evidence.
 
-    The network of the evidence is kept for `fit_further`.
+    The plain network that gave the evidence is kept for `fit_further`.
     """
     units, settings = fitted.units, start.settings
     if start.evidence is None or units is None:
@@ -463,8 +469,8 @@ def _train_ranked(
 
     A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the
     first choice are trained on `blank`, a copy of the rows with 0 as the only input. These models predict one distribution for
-    all rows. Of all trained members, the ones with the best score are returned. `ranked` lists likelihoods and transforms, best
-    first, and `tried` holds their scores in the trial.
+    all rows. The members with the best score are returned. `ranked` lists likelihoods and transforms, best first, and
+    `tried` holds their scores in the trial.
 
     Returns:
         The members, whether they were trained on `blank`, and sentences that say what failed.
@@ -524,7 +530,9 @@ def _rank_pairs(rows: Rows, settings: Settings) -> tuple[list[Pair], dict[str, f
 
 
 def _score_start(rows: Rows, own: Candidate) -> float:
-    """CRPS of an untrained network. It predicts the same distribution for every row, which is fitted to all targets."""
+    """CRPS of an untrained network. The network predicts the same distribution for every row, and this distribution is
+    fitted to all targets.
+    """
     outputs, bias = torch.zeros(own.num_outputs), _start_bias(rows, own)
     if bias is not None:
         outputs[: len(bias)] = bias
@@ -584,7 +592,7 @@ def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedS
 def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Members]:
     """Train members for several likelihoods and transforms in one run; each member holds out one fold.
 
-    If `brief`, the run is a trial with fewer folds and steps.
+    If `brief` is true, the run is a trial with fewer folds and steps.
     """
     candidates = [Candidate.of(rows, pair, settings) for pair in pairs]
     shape = shape_network(rows, max(own.num_outputs for own in candidates), settings)
@@ -663,7 +671,7 @@ def _start_bias(rows: Rows, own: Candidate) -> Tensor | None:
 
 
 def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) -> float:
-    """CRPS computed from 19 quantiles, as a weighted mean over rows and a sum over targets."""
+    """CRPS computed from 19 quantiles, averaged over weighted rows and summed over targets."""
     error = y - predictive.quantile(list(PINBALL_LEVELS))  # [Q, N, O]
     level = torch.tensor(PINBALL_LEVELS, dtype=error.dtype).view(-1, 1, 1)
     loss = 2 * torch.maximum(level * error, (level - 1) * error).mean(0).sum(-1)

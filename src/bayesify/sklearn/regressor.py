@@ -31,10 +31,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     r"""Regression by Bayesian networks on arrays or data frames.
 
     The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
-    the step that predicts its held-out rows best. The predictions of held-out rows decide which noise distribution, whose spread
-    depends on the row, and which transform of the target are used. They also recalibrate the quantiles. See [the
-    page](../scikit-learn.md). All other values of `method` are called named methods. By default, they use Gaussian noise with one
-    variance, $y = f_w(x) + \varepsilon$.
+    the step that predicts its held-out rows best. The predictions of held-out rows decide which noise distribution and
+    which transform of the target are used. The spread of the noise depends on the row. The predictions of held-out rows
+    also recalibrate the quantiles. See [the page](../scikit-learn.md). All other values of `method` are called named
+    methods. By default, they use Gaussian noise with one variance, $y = f_w(x) + \varepsilon$.
 
     The columns of a pandas frame may hold numbers, text, categories, dates, booleans and missing cells; see
     `bayesify.tables`. Inputs and targets are scaled with the statistics of the training rows, and predictions are in
@@ -142,8 +142,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """Train from the start.
 
         Args:
-            X: [N, D] numbers, or a data frame.
-            y: [N] or [N, O] numbers.
+            X: Numbers [N, D], or a data frame.
+            y: Numbers, [N] or [N, O].
             sample_weight: Number of examples that each row stands for, [N]; 1 by default.
 
         Returns:
@@ -164,8 +164,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         these rows. If `fit` would estimate the noise, the noise is estimated again.
 
         Args:
-            X: [N, D] numbers, or a data frame.
-            y: [N] or [N, O] numbers.
+            X: Numbers [N, D], or a data frame.
+            y: Numbers, [N] or [N, O].
             sample_weight: Number of examples that each row stands for, [N].
 
         Returns:
@@ -200,7 +200,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         before = y.shape[1] if first or self.fitted_.units is None else len(self.fitted_.units.shift)
         if y.shape[1] != before:
             raise ValueError(
-                f"BayesianRegressor: y has {y.shape[1]} columns, but it had {before} in the first call; give {before}"
+                f"BayesianRegressor: y has {y.shape[1]} columns, but it had {before} in the first call; give "
+                f"{before} columns"
             )
         return TrainingTable(Rows(rows.x, y, rows.weights), None, columns, flat)
 
@@ -227,7 +228,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
                 )
             if self.target_transform not in (AUTO, "none"):
                 raise ValueError(
-                    f"BayesianRegressor: target_transform={self.target_transform!r} with "
+                    f"BayesianRegressor: target_transform={self.target_transform!r} does not work with "
                     f"likelihood={self.likelihood!r}; {'counts' if counts else 'amounts'} need target_transform='none'"
                 )
 
@@ -252,7 +253,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """The predictive distribution in the targets' units. Mean, variance, parts of the variance, and quantiles are each [N, O].
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
 
         Raises:
             sklearn.exceptions.NotFittedError: Before `fit`.
@@ -267,7 +268,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """The predictive mean.
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
             return_std: Whether to return the predictive standard deviation as well. It includes the noise.
 
         Returns:
@@ -282,7 +283,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """The central interval that contains a new target with probability `level`.
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
             level: Probability of the interval, between 0 and 1.
 
         Returns:
@@ -299,7 +300,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """Quantiles of a new target: values that the target does not exceed with the given probabilities.
 
         Args:
-            X: [N, D] numbers, or a data frame.
+            X: Numbers [N, D], or a data frame.
             quantiles: Q probabilities, each strictly between 0 and 1.
 
         Returns:

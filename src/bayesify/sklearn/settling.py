@@ -122,10 +122,11 @@ def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> 
 
     In a linear model, the leave-one-out prediction of a row differs from the target by $r / (1 - h)$ and has the epistemic
     variance $v / (1 - h)$. Let d be this difference in standard deviations of the leave-one-out prediction. The recalibration
-    is fitted to the probabilities that the method's predictive states at d of its own standard deviations from its mean. A
-    method's mean may have less leverage than the network from which the method started. If the mean leverage of this network
-    exceeds `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1, chosen so that the method's mean and the network
-    have the same root mean square of $r / (1 - h)$. `found` is the method's predictive for the rows of the evidence.
+    is fitted to the probabilities that the method's predictive states at a distance of d of its own standard deviations
+    from its mean. A method's mean may have less leverage than the network from which the method started. If the mean
+    leverage of this network exceeds `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1, chosen so that
+    the method's mean and the network have the same root mean square of $r / (1 - h)$. `found` is the method's
+    predictive for the rows from which the evidence was computed.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

@@ -59,8 +59,8 @@ class Start:
 
     Args:
         network: Network in float64.
-        likelihood: p(y | outputs) in the units of training. The initial noise is an upper bound when it is learned. Variational
-            posteriors learn a smaller value; all other methods keep the initial noise.
+        likelihood: Likelihood p(y | outputs), in the units of training. The initial noise is an upper bound when it is
+            learned. Variational posteriors learn a smaller value; all other methods keep the initial noise.
         rows: Encoded rows, with targets in the units of training.
         settings: Settings of the method and its training.
         evidence: Evidence from which the noise was estimated; `None` if the noise was not estimated.
@@ -81,7 +81,7 @@ class Start:
         return Gaussian(self.likelihood.noise.detach().tolist(), learn=False).double()
 
     def point(self) -> BayesianNetwork:
-        """The untrained network from which the maximum a posteriori is searched."""
+        """The untrained network from which the search for the maximum a posteriori starts."""
         return bayesianize(self.network, Point(), likelihood=self.fixed_likelihood, prior=self.settings.prior)
 
     def task(self, point: BayesianNetwork | None = None) -> TrainingTask:
@@ -105,7 +105,8 @@ def _method(start: Start) -> Any:
 
 
 def train_methods(starts: Sequence[Start]) -> list[Predictor]:
-    """Train one method on several tables, from networks of one architecture; the results are those of separate training runs.
+    """Train one method on several tables, from networks of one architecture; the results are the same as from separate
+    training runs.
 
     Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the maximum a posteriori networks from
     which other methods start. All other methods train on one table after the other. The settings may differ only in seeds and

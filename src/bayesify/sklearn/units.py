@@ -1,4 +1,4 @@
-"""Units of a regression's targets, and the predictive in these units: transformed, scaled and recalibrated."""
+"""Units of a regression's targets, and the predictive in these units after transforming, scaling and recalibrating."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TargetUnits(Plain):
         scale: Scale of each target, [O], positive.
         recalibration: Recalibration of the probabilities.
         floor: Lower limit of all quantiles; `None` for no limit.
-        ceiling: Means and variances replace values above the ceiling by the ceiling; `None` for no ceiling.
+        ceiling: Upper limit; in means and variances, larger values are replaced by it. `None` for no limit.
     """
 
     transform: str
@@ -90,7 +90,7 @@ class UnitsPredictive(TransformedPredictive):
         transform: Transform t, one of `TRANSFORMS`.
         recalibration: The map G.
         floor: Lower limit of all quantiles.
-        ceiling: Means and variances replace values above the ceiling by the ceiling.
+        ceiling: Upper limit; in means and variances, larger values are replaced by it.
         stretch: Factor s of each row, [B, 1], at least 1: G(u) becomes $\Phi(\Phi^{-1}(G(u)) / s)$, which widens central intervals.
     """
 
@@ -170,7 +170,7 @@ class UnitsPredictive(TransformedPredictive):
         return torch.where(lost, rest.double(), found)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Log-density of some outputs, jointly with the probability that the others are at most y: [B].
+        """Log-density of some outputs, jointly with the probability that the censored outputs are at most y: [B].
 
         Recalibrated outputs are treated as independent, because a map of each output's probabilities does not describe their
         dependence.

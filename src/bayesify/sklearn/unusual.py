@@ -62,7 +62,7 @@ class Neighbors:
         """For each row, twice the share of training rows that are at least as far away, and twice the share that are at least
         as uncertain.
 
-        Each is [N] and at most 1.
+        Both results are [N] and at most 1.
         """
         found = _nearest(self.scaled(inputs), self.rows.double(), self._count)
         far, unsure = tail_share(found, self.distances), tail_share(spreads.double(), self.spreads)
@@ -85,7 +85,8 @@ class Neighbors:
 
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
-    r"""For each value [N], the share of the sorted `known` values [M] that are at least as large; 1 is added to both counts: [N].
+    r"""For each value [N], the share of the sorted `known` values [M] that are at least as large, [N]. Both counts are
+    increased by 1.
 
     Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's
     estimate of $\alpha$ from the largest tenth of the values, but from at least five. So even a few rows suffice to show that a

@@ -95,7 +95,8 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
         if name not in layers:
             raise ValueError(
                 f"bayesianize: batch_statistics names {name!r}, which keeps no running statistics; "
-                f"give 'auto', 'frozen', 'train', or names of layers that do ({', '.join(layers) or 'the network has none'})"
+                f"give 'auto', 'frozen', 'train', or names of layers that keep them "
+                f"({', '.join(layers) or 'the network has none'})"
             )
     return names
 

@@ -76,10 +76,11 @@ class Weight:
         """View a weight as a matrix of outputs x inputs.
 
         - A kernel `(c_out, c_in/g, *k)` becomes `c_out x (c_in/g * prod(k))`.
-        - A transposed kernel `(c_in, c_out/g, *k)` first has inputs and outputs exchanged within each group.
+        - In a transposed kernel `(c_in, c_out/g, *k)`, inputs and outputs are first exchanged within each group.
         - An embedding table is the matrix that multiplies a one-hot row.
         - A vector is one column.
-        - For a parameter of an unknown module, the outputs are the first axis longer than 1, or the last axis but one.
+        - For a parameter of an unknown module, the outputs are the first axis longer than 1, or the second-to-last
+          axis.
 
         Args:
             value: [*batch, *shape].
@@ -113,7 +114,7 @@ class Layer:
     """The weights of one linear map that are under one posterior, viewed together as one matrix `[W b]`.
 
     Args:
-        name: Dotted name; the module's name if the module is a single linear map.
+        name: Dotted name of the linear map, which is the module's name if the module is a single linear map.
         weights: The weight, the bias, or both, in this order.
     """
 

@@ -16,7 +16,8 @@ class NetworkLayout:
     """Types, memory layouts, padding rows and units of a network's own weights, which drawn weights adopt.
 
     Attributes:
-        units: Factor from a posterior's weight to the network's weight, by name; 1 for names that are not listed.
+        units: Factor by which a posterior's weight is multiplied to give the network's weight, by name; 1 for names
+            that are not listed.
         is_plain: Whether drawn weights need no conversion.
     """
 

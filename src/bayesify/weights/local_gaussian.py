@@ -15,17 +15,17 @@ from bayesify.weights.structured import LocalWeight
 class LocalGaussian(LocalWeight):
     r"""A Gaussian weight whose noise is drawn for each example at the output of a linear map.
 
-    For independent $W_{ij} \sim \mathcal{N}(m_{ij}, s_{ij}^2)$ the output $y = W x + b$ of one example is Gaussian with
-    independent entries $\mathcal{N}(m x + m_b, s^2 x^2 + s_b^2)$. Drawing $y$ instead of $W$ reduces the gradient's variance
-    (Kingma et al. 2015, eq. 6). Each example keeps its marginal, but the joint distribution over examples is lost, so only the
-    training objective uses this weight.
+    For independent $W_{ij} \sim \mathcal{N}(m_{ij}, s_{ij}^2)$, the output $y = W x + b$ of one example is Gaussian
+    with independent entries $\mathcal{N}(m x + m_b, s^2 x^2 + s_b^2)$. Drawing $y$ instead of $W$ reduces the
+    gradient's variance (Kingma et al. 2015, eq. 6). Each example keeps its marginal, but the joint distribution over
+    examples is lost, so only the training objective uses this weight.
 
     The rule needs a linear map that sees each example once: inputs [B, d_in] in one call. Layers with positions (sequences,
     convolutions), layers whose rows are not the batch's examples, and all other functions get one plain draw of the weight. A
     second call of a layer raises `UsedAgain`, and the objective is then computed again with a plain draw.
 
     Shapes:
-        mean, variance: the weight's shape, or with a leading axis of draws.
+        mean, variance: the weight's shape, optionally with a leading axis of draws.
     """
 
     def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None, name: str = "") -> Self:

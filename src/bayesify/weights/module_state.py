@@ -87,12 +87,14 @@ def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 
 def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The entries of a state below a dotted prefix, under names without the prefix."""
+    """The entries of a state whose names start with a dotted prefix, under names without the prefix."""
     return {name.removeprefix(f"{prefix}."): value for name, value in state.items() if name.startswith(f"{prefix}.")}
 
 
 def prefixed(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One state from the states of several parts, with each part's entries below its name. It is the inverse of `below`."""
+    """One state from the states of several parts; each entry's name starts with the name of its part. It is the inverse
+    of `below`.
+    """
     return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
 

@@ -21,9 +21,9 @@ class StructuredWeight(Tensor):
     """A drawn weight that handles some functions by its own rules and is a plain tensor for all other functions.
 
     A subclass takes its components (plain tensors) as first arguments, then all other arguments, and builds itself by `wrap`. It
-    defines `materialize` and registers rules with `rule(F.linear)`. In a function with a rule, the rule runs and the weight is
-    never materialized. In any other function the weight is materialized first. All components may have a leading axis of draws,
-    which `vmap` then removes.
+    defines `materialize` and registers rules with `rule(F.linear)`. For a function with a rule, the rule runs and the
+    weight is never materialized. For any other function, the weight is materialized first. All components may have a
+    leading axis of draws, which `vmap` then removes.
 
     Attributes:
         components_: The plain tensors that make up the weight.
@@ -120,7 +120,7 @@ class StructuredWeight(Tensor):
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """The result of a function without a rule, on plain tensors."""
+        """The result of a function that has no rule, called with plain tensors."""
         args, kwargs = plain((args, kwargs))
         return func(*args, **kwargs)
 

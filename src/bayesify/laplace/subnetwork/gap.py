@@ -23,7 +23,7 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         covariance: $\Sigma$, [P, P].
-        mask: m, [P], true for weights that keep their posterior.
+        mask: Mask m, [P], true for weights that keep their posterior.
 
     Returns:
         A scalar. It is 0 for a mask that is true everywhere.

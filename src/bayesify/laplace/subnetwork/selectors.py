@@ -99,7 +99,9 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
-    """Selector of a number or a share of the weights. `choose` is a function of the candidates and this number."""
+    """Selector that chooses a given number or share of the weights. `choose` is a function of the candidates and this
+    number.
+    """
 
     def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
@@ -376,7 +378,7 @@ def largest_magnitude(size: Count | float) -> Selector:
 
 
 def last_layer() -> Selector:
-    """All weights of the layer that runs last: the neural-linear model."""
+    """All weights of the layer that runs last (the neural-linear model)."""
     return _Whole(methodcaller("last"))
 
 
@@ -417,8 +419,8 @@ def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
     """The weights for which a mask is true.
 
     Args:
-        mask: Boolean tensors by name in the shapes of the parameters, or one vector over all trainable weights. If the
-            name of a parameter is missing, none of its entries is chosen.
+        mask: Boolean tensors by name, each in the shape of its parameter, or one vector over all trainable weights. If
+            the name of a parameter is missing, none of its entries is chosen.
     """
     return _Mask(mask)
 

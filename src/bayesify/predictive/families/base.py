@@ -26,8 +26,8 @@ MAX_CDF_VALUES_PER_CHUNK = 2**18
 class Family(ABC):
     r"""A family of distributions of one number, and mixtures of S such distributions with equal weights.
 
-    Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and possible further axes. The argument
-    `*parameters` is the result of a predictive's components.
+    Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and possible further axes.
+    The argument `*parameters` holds the tensors that the function `components` of a predictive returns.
     """
 
     discrete: ClassVar[bool] = False
@@ -128,7 +128,7 @@ class Family(ABC):
         return total
 
     def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For each node of an integral over pieces that start at `left`, the values and the weights, each [J, B, O]."""
+        """Values and weights, each [J, B, O], at the nodes of an integral over pieces that start at `left`."""
         for node, weight in zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True):
             yield left + 0.5 * (1 + node) * width, 0.5 * weight * width
 
