@@ -142,9 +142,9 @@ def demo(
 ) -> None:
     """Fit every method to two small problems and write an HTML report with all predictions side by side.
 
-    The problems are a regression with a gap in its data, and two moons. The demo takes about a minute. Each method has a
-    time budget. A method that fails is listed with the reason, and Ctrl-C keeps the finished methods. The last line
-    printed is the path of the report.
+    The problems are a regression with a gap in its data, and the classification of two moons. The demo takes about a
+    minute. Each method has a time budget. A method that fails is listed with the reason, and Ctrl-C keeps the finished
+    methods. The last line printed is the path of the report.
     """
     chosen = _choose(only, everything)
     path = _report_path(out)

@@ -69,7 +69,7 @@ class Method:
 
     @classmethod
     def of_posterior(cls, kind: type[Posterior]) -> Method:
-        """The method for a posterior class, with the facts that the class states."""
+        """The method for a posterior class, with the properties that the class declares."""
         return cls(
             kind.name,
             kind.title or kind.__name__,

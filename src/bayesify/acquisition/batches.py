@@ -90,7 +90,7 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
 def _greedy(
     log_probs: Tensor, size: int, num_configurations: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """`batch_bald` from log-probabilities [S, N, C]."""
+    """`batch_bald`, computed from log-probabilities [S, N, C]."""
     log_probs = log_probs.clamp_min(-1e3)  # labels that no draw allows get zero weight
     num_draws, _, classes = log_probs.shape
     noise = _entropy(log_probs.exp()).mean(0)  # [N]
@@ -129,7 +129,8 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Entropy of each example's label given a configuration, averaged over configurations: [N], from weights [M, S]."""
+    """Entropy of each example's label given a configuration, averaged over configurations with weights [M, S]; the
+    result is [N]."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

@@ -17,9 +17,10 @@ from bayesify.storage import tensor_files
 from bayesify.storage.atomic import remove_leftovers
 
 Train = Callable[[Tensor, Tensor, int], Predictor]
-"""Function of inputs, labels and a seed that returns a trained model."""
+"""Function that takes inputs, labels and a seed and returns a trained model."""
 Choose = Callable[[Predictor, Tensor, int, torch.Generator], Tensor]
-"""Function of a model, inputs, a number of examples and a generator that returns the indices of the chosen examples."""
+"""Function that takes a model, inputs, a number of examples and a generator and returns the indices of the chosen
+examples."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,16 @@ def label_pool(
     label is requested twice. If `train` and `choose` are deterministic given a seed, an interruption does not change the result.
 
     Args:
-        train: Function of inputs, labels and a seed that returns a trained model. Equal arguments must give equal models.
-        ask: Function of indices in the pool that returns a tensor of labels, with one row per index.
+        train: Function that takes inputs, labels and a seed and returns a trained model. Equal arguments must give
+            equal models.
+        ask: Function that takes indices in the pool and returns a tensor of labels, with one row per index.
         x: Inputs of the pool, [N, ...].
         choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or your own function. It takes the model, the unlabeled
             inputs, the number of examples to choose and a generator, and it returns indices among the unlabeled inputs.
         start: Indices of the examples that are labeled first.
         size: Number of labels per round; the last round has fewer if the pool runs out.
         rounds: Number of rounds after the start.
-        evaluate: Function of a model that returns scores, which are stored with each round.
+        evaluate: Function that takes a model and returns scores, which are stored with each round.
         path: File in which the run is stored.
         seed: Seed of the training runs and choices.
 
@@ -178,7 +180,8 @@ def by_score(score: Callable[[Any], Tensor], **options: Any) -> Choose:
     """Choose the examples with the highest scores.
 
     Args:
-        score: Function of a prediction that returns scores [B]: `bald`, `epistemic`, `lambda predictive: predictive.entropy`.
+        score: Function that takes a prediction and returns scores [B], such as `bald`, `epistemic` or
+            `lambda predictive: predictive.entropy`.
         options: Options of `predict`, such as `num_draws`.
     """
 

@@ -37,9 +37,10 @@ def to_inference_data(
     groups, `arviz.loo` estimates the predictive density of unseen data.
 
     Args:
-        model: A model with `draw`, or `Draws`; or a sequence of them, one per chain of a sampler, all of the same length.
+        model: A model with a method `draw`, a `Draws`, or a sequence of these with one entry per chain; all chains must
+            have the same length.
         num_draws: Number of draws per chain; by default all draws, or the model's default number.
-        x: Inputs, as `predict` takes them.
+        x: Inputs in any form that `predict` accepts.
         y: Targets of the inputs.
         likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.
         output: Name or index of the output to use, if there are several; see `bayesianize`.

@@ -42,7 +42,7 @@ DEFAULT_NUM_DRAWS = 128
 class DrawsPosterior(_Ensemble):
     """Empirical distribution of the draws: values of S functions at q points, [*b, S, q, O].
 
-    Mean and variance are taken over draws, so that analytic acquisition functions use the Gaussian with these moments.
+    Mean and variance are taken over draws, so analytic acquisition functions use the Gaussian with these moments.
     """
 
 
@@ -70,9 +70,9 @@ class BoTorchModel(_Model):
     r"""Functions drawn from a posterior as a `botorch.models.model.Model`, with the same S functions for every input.
 
     The value of a function at x is the mean of y under the likelihood given the draw's outputs, in the targets' units:
-    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable with respect to
-    x, and computed in float64, whatever the network's type. For a `Laplace`, the functions are linearized networks, $f(x; w^*) +
-    J(x) (w_s - w^*)$, as in its predictions.
+    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable with
+    respect to x, and computed in float64, regardless of the network's dtype. For a `Laplace`, the functions are
+    linearized networks, $f(x; w^*) + J(x) (w_s - w^*)$, as in its predictions.
 
     Args:
         model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.

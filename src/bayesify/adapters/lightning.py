@@ -37,7 +37,7 @@ class BayesianModule(_Module):
     Args:
         bnn: The network, with a likelihood.
         num_data: Number of training examples N; counted at the start of training by default.
-        optimizer: Function from parameters to an optimizer; Adam by default.
+        optimizer: Function that makes an optimizer from parameters; Adam by default.
         learning_rate: Learning rate of the default optimizer.
         num_draws: Number of draws S per step; by default the posterior's recommendation.
         kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
@@ -45,7 +45,8 @@ class BayesianModule(_Module):
         prediction_draws: Number of draws for validation, test and prediction; by default the number that `predict` uses.
         prediction_seed: Seed of the prediction draws. All epochs use the same draws, so that their scores can be
             compared.
-        read_batch: Function from an item of the loader to inputs and targets, for items that `bayesify.fit` cannot read.
+        read_batch: Function that converts an item of the loader to inputs and targets; needed if `bayesify.fit` cannot
+            read the items.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
@@ -153,7 +154,8 @@ class PredictiveScores(_Callback):
     Scores are logged under their name with the prefix `val_` or `test_`, such as `val_ece` or `test_crps`.
 
     Args:
-        read_batch: Function from an item of the loader to inputs and targets, for items that `bayesify.fit` cannot read.
+        read_batch: Function that converts an item of the loader to inputs and targets; needed if `bayesify.fit` cannot
+            read the items.
     """
 
     @checked

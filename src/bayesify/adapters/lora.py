@@ -1,4 +1,4 @@
-"""Low-rank adapters under a posterior, from peft or from your own modules."""
+"""Low-rank adapters with a posterior, from peft or from your own modules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def bayesianize_lora(
     prior: Prior | str | Mapping[str, Any] | None = None,
     output: str | int | None = None,
 ) -> BayesianNetwork:
-    r"""A model in which only the low-rank updates are Bayesian: $W + \frac{\alpha}{r} B A$ with A and B drawn, and W fixed.
+    r"""A model in which only the low-rank updates are Bayesian: $W + \frac{\alpha}{r} B A$ where A and B are drawn and
+    W is fixed.
 
     Weights are found by name. They can come from peft, which calls them `lora_A` and `lora_B`, or from your own module.
     Frozen weights stay frozen and are shared with the model, not copied. Other weights, such as a new head, stay trainable point
@@ -50,7 +51,7 @@ def bayesianize_lora(
 
     Args:
         model: The result of `peft.get_peft_model`, or any module with low-rank weights, fresh or trained.
-        posterior: Posterior of these weights: an instance, a name, or a dict with its name and options.
+        posterior: Posterior of the low-rank weights: an instance, a name, or a dict with its name and options.
         names: Glob patterns of the weights' names.
         likelihood: p(y | logits).
         prior: p(weights); `Neal(0.5)` by default.

@@ -47,7 +47,7 @@ class Exported:
         num_draws: Number of draws S in the file.
         largest_difference: Largest difference between the outputs of the file and of torch on the example inputs, relative to 1 +
             the absolute value.
-        noise_size: Number of normal numbers K per draw, if the file makes its own draws.
+        noise_size: Number K of standard normal numbers per draw, if the file makes its own draws.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class Exported:
 class PredictiveGraph(nn.Module):
     """S plain networks, one per draw, and the moments of their mixture as a tuple of tensors.
 
-    The networks share all weights that are not under the posterior.
+    The networks share all weights that have no posterior.
 
     Args:
         draws: The draws.
@@ -128,17 +128,17 @@ def export_onnx(
 ) -> Exported:
     """Write S draws, or the posterior that makes them, and the average of their predictions as one ONNX graph.
 
-    The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`,
-    `entropy` and `mutual_information` of a classification. It accepts any number of examples. The file contains the weights under
-    the posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph runs
-    the network with drawn weights, not the linearized network.
+    The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`, `entropy`
+    and `mutual_information` of a classification. It accepts any number of examples. The file contains the weights that have a
+    posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph runs the
+    network with drawn weights, not the linearized network.
 
-    Before the file is moved to `path`, its outputs are compared with torch, on `x`, on one example, and on `x` plus one example.
+    Before the file is moved to `path`, its outputs are compared with torch's on `x`, on one example, and on `x` plus one example.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
     file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
-    networks from normal numbers, which the graph computes from the input `seed` (see `onnx_sampling.normals`). The same seed gives
-    the same prediction on every machine, up to rounding; different seeds give different predictions.
+    networks from standard normal numbers, which the graph computes from the input `seed` (see `onnx_sampling.normals`). The same
+    seed gives the same prediction on every machine, up to rounding; different seeds give different predictions.
 
     Args:
         model: A model with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
@@ -150,8 +150,8 @@ def export_onnx(
         generator: Source of randomness.
         tolerance: Largest accepted difference from torch, relative to 1 + the absolute value of an output.
         sample: Whether the file makes its own draws. If true or `"seed"`, it computes them from an input `seed`, a 64-bit integer;
-            if `"noise"`, from an input `noise` of normal numbers, [S, K]. The model must be a `BayesianNetwork` on the CPU with
-            mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
+            if `"noise"`, from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork` on the
+            CPU with mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
         int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
             The comparison with torch comes before the rounding, so check the scores of the file on your own data.
 

@@ -1,4 +1,5 @@
-"""A posterior inside an ONNX graph: the parameters of q, the operations of a draw, and normal numbers from a seed."""
+"""A posterior inside an ONNX graph: the parameters of q, the operations of a draw, and standard normal numbers from a
+seed."""
 
 from __future__ import annotations
 
@@ -40,10 +41,11 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 
 class GivenNoise(NoiseSource):
-    """Noise from given normal numbers, in order; the normal distribution function turns them into uniform numbers.
+    """Noise from given standard normal numbers, in order; the normal distribution function turns them into uniform
+    numbers.
 
     Args:
-        values: The normal numbers, [K]; `None` to count how many a draw needs.
+        values: The standard normal numbers, [K]; `None` to count how many numbers a draw needs.
     """
 
     def __init__(self, values: Tensor | None) -> None:
@@ -72,7 +74,7 @@ class GivenNoise(NoiseSource):
 
 
 class SamplingGraph(nn.Module):
-    """One draw from a vector of normal numbers, and the network's output with this draw.
+    """One draw from a vector of standard normal numbers, and the network's output with this draw.
 
     Quantities that depend only on the parameters (factors, standard deviations) are computed once and stored. Operations that
     depend on noise stay in the graph. The file therefore contains as many numbers as the posterior.
@@ -159,7 +161,7 @@ def _apart(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, with everything that does not depend on its inputs computed and stored.
+    """The same graph, in which everything that does not depend on the inputs is computed once and stored.
 
     Views of stored tensors stay operations; otherwise a matrix and its transpose would be stored twice.
     """
@@ -202,7 +204,7 @@ def package(module: str) -> Any:
 
 
 def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
-    r"""The normal numbers that a file makes for one of its draws, [count].
+    r"""The standard normal numbers that a file makes for one of its draws, [count].
 
     Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. Let
     a and b be the lower and upper 16 bits. Then $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and
@@ -212,7 +214,7 @@ def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
     Args:
         seed: Any 64-bit integer.
         draw: Index of the draw in the file.
-        count: Number of normal numbers K.
+        count: Number K of standard normal numbers.
     """
     pair = (count + 1) // 2
     with np.errstate(over="ignore"):
@@ -341,7 +343,7 @@ class _Builder:
         return self.node("BitwiseXor", bits, self.shifted(bits, 16))
 
     def from_seed(self, names: list[str], count: int) -> None:
-        """Add one vector of normal numbers per name; see `normals`."""
+        """Add one vector of standard normal numbers per name; see `normals`."""
         kinds, pair = self.onnx.TensorProto, (count + 1) // 2
         whole = self.node("Cast", SEED_INPUT, to=kinds.UINT64)
         upper = self.node("BitShift", whole, self.constant(np.uint64(32)), direction="RIGHT")

@@ -30,9 +30,9 @@ def fit_members(
 
     Args:
         bnn: A network with an `Ensemble` posterior and a likelihood; it is changed in place.
-        loader: Iterable of batches that starts again each epoch.
+        loader: Iterable of batches that can be iterated once per epoch.
         epochs: Number of passes over the data.
-        steps: How batches become steps; see `bayesify.fit`.
+        steps: Settings that decide how batches become steps; see `bayesify.fit`.
         options: Further arguments of `bayesify.fit`: optimizer, learning rate, checkpoint, seed and others.
 
     Returns:

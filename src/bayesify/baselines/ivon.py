@@ -67,7 +67,7 @@ class IVON(NaturalGradient):
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; by default there is no bound.
         num_draws: Number of draws of the weights per step.
         kl_weight: Factor on the KL. N is divided by this factor.
-        point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
+        point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with a `MeanField` posterior.

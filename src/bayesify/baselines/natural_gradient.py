@@ -38,7 +38,7 @@ class NaturalGradient(ABC):
     r"""A trainer that moves a Bayesian network's Gaussian posterior along its natural gradient, in place.
 
     The trained network stays an ordinary `BayesianNetwork`; prediction, storage and metrics do not depend on how it was trained.
-    Adam trains the weights that are not under the posterior and the parameters of the likelihood. `VOGN` documents the
+    Adam trains the weights that have no posterior and the parameters of the likelihood. `VOGN` documents the
     arguments. A `kl_weight` below 1 makes the posterior narrower, as if there were more data.
 
     Raises:
@@ -143,9 +143,10 @@ class NaturalGradient(ABC):
         """Train over a loader, in training mode.
 
         Args:
-            loader: Iterable of batches that starts again each epoch.
+            loader: Iterable of batches that can be iterated once per epoch.
             epochs: Number of passes over the data.
-            schedule: Function from the completed share of the run, from 0 to 1, to a factor on the learning rate.
+            schedule: Function that takes the completed share of the run, between 0 and 1, and returns a factor on the
+                learning rate.
             options: Further arguments of `bayesify.fit`: validation, patience, checkpoint, seed, progress, `read_batch`, device.
 
         Returns:

@@ -34,10 +34,10 @@ def nuts(
 ) -> Draws:
     r"""Draw from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$ with one Markov chain.
 
-    Prior, likelihood and network come from `bnn`. The chain starts at the mean of `bnn`'s variational posterior, which is not
-    used for anything else. Parameters of the likelihood, such as its noise, keep their current values, and so do weights that
-    are not under a posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data, so the sampler suits
-    networks with at most a few hundred weights. The sampler uses float64, whatever the dtype of the network.
+    Prior, likelihood and network come from `bnn`. The chain starts at the mean of `bnn`'s variational posterior, which is not used
+    for anything else. Parameters of the likelihood, such as its noise, keep their current values, and so do weights that have no
+    posterior. A step of the chain costs up to `2 ** max_tree_depth` gradients over all data, so the sampler suits networks with at
+    most a few hundred weights. The sampler uses float64, regardless of the network's dtype.
 
     Args:
         bnn: A network with a likelihood and a fixed prior.

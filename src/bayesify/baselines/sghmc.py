@@ -102,7 +102,7 @@ def sghmc(
 
     Args:
         bnn: A trained network with the posterior `Point`, a likelihood and a fixed prior; it is not changed.
-        loader: Iterable of batches that starts again each epoch.
+        loader: Iterable of batches that can be iterated once per epoch.
         epochs: Number of passes over the data.
         cycles: Number of cycles; the rate falls once in each cycle.
         num_draws: Number of draws S to keep. They are evenly spaced over the later parts of all cycles.
@@ -111,7 +111,7 @@ def sghmc(
         friction: Friction a.
         explore: Share of each cycle, at its start, in which no noise is added and no draws are kept.
         num_data: Number of examples N; counted by default.
-        read_batch: Function from an item of the loader to inputs and targets.
+        read_batch: Function that converts an item of the loader to inputs and targets.
         options: Further arguments of `bayesify.fit`: checkpoint, seed, device, progress and others.
 
     Returns:

@@ -191,7 +191,7 @@ class SWAG(Drawable):
         `history.findings` warns if the iterates' mean predicts worse than the network. If rows have weight w, divide the rate by w.
 
         Args:
-            loader: Iterable of batches that starts again each epoch.
+            loader: Iterable of batches that can be iterated once per epoch.
             epochs: Number of passes over the data. An iterate is collected at the end of each pass.
             learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is
                 `gentle_rate(0.01, likelihood)`; in a regression, the last layer's rate is multiplied by the targets' variance, so
@@ -203,8 +203,8 @@ class SWAG(Drawable):
             num_data: Number of examples N, which the prior needs; counted by default.
             collect_every: Number of steps between iterates. By default, an iterate is collected once per epoch.
             skip_epochs: Number of epochs before the first iterate is collected.
-            optimizer: Function from parameter groups, which contain the weight decay, to an optimizer that replaces SGD.
-            read_batch: Function from an item of the loader to inputs and targets.
+            optimizer: Function that makes an optimizer from parameter groups (with their weight decay); the default is SGD.
+            read_batch: Function that converts an item of the loader to inputs and targets.
             options: Further arguments of `bayesify.fit`: steps, scheduler, precision, device, checkpoint, seed, progress.
 
         Returns:
@@ -401,7 +401,7 @@ class SWAG(Drawable):
             num_draws: Number of draws S.
             generator: Source of randomness, on any device; the global generator by default.
             loader: Training data from which each draw computes its batch statistics, in one pass per draw.
-            read_batch: Function from an item of the loader to inputs and targets.
+            read_batch: Function that converts an item of the loader to inputs and targets.
 
         Returns:
             The draws. Their `kl` is unknown and NaN.

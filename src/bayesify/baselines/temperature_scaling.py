@@ -109,7 +109,7 @@ class TemperatureScaling(Predictor):
                 data.
             num_draws: Number of draws in the model's predictions. By default, the model chooses the number.
             seed: Seed of the draws, which are the same for every batch.
-            read_batch: Function from an item of the loader to inputs and targets.
+            read_batch: Function that converts an item of the loader to inputs and targets.
             options: Further arguments of the model's `predict`.
 
         Returns:

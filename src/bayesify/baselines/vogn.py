@@ -54,7 +54,7 @@ class VOGN(LayerwiseTrainer):
         num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
         kl_weight: Factor on the KL. N is divided by this factor.
-        point_learning_rate: Learning rate of Adam for everything that is not under the posterior.
+        point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with a `MeanField` posterior.

@@ -39,7 +39,7 @@ class ComparedTable:
         target: Name of the target column.
         features: Features of N rows.
         values: Targets, [N].
-        classes: Labels; empty for a regression.
+        classes: Class labels; empty for a regression.
         outside: Out-of-distribution inputs that should be detected; `None` if there are none.
         standard: Training and test rows of the splits that the data set defines.
         notes: Sentences that name assumptions and say what was left out.

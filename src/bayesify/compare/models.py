@@ -43,7 +43,7 @@ class SplitModel:
     """The trained model of a run.
 
     Args:
-        predict: Function from inputs [N, D] to the predictive distribution.
+        predict: Function that takes inputs [N, D] and returns the predictive distribution.
         model: The predictor that `predict` uses; `None` for a rival.
     """
 

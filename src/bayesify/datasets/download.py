@@ -60,14 +60,14 @@ def obtain(
 
     Args:
         owner: Name of the caller, for messages.
-        file: Path of the file below the data folder.
+        file: Path of the file relative to the data folder.
         folder: Folder of the file. If it is given, only this folder is searched, and its file is not verified. By default, the
             folder that `BAYESIFY_DATA` names and then the cache are searched.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
         check: Function that checks arrays that do not come from `folder`. A cached file that fails is removed and downloaded again.
 
     Raises:
-        FileNotFoundError: If the file is in no folder and cannot be downloaded; the message gives the reason.
+        FileNotFoundError: If the file is in none of the folders and cannot be downloaded; the message gives the reason.
         ValueError: If the arrays are not the expected arrays; a wrong download is not kept.
     """
     if folder is not None:

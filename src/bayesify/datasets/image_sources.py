@@ -130,7 +130,7 @@ def _cifar(name: str, folder: Path) -> dict[str, np.ndarray]:
             for file in files:
                 stream = opened.extractfile(members[file]) if file in members else None
                 if stream is None:
-                    raise ValueError(f"images: {archive.name} has no {file}")
+                    raise ValueError(f"images: {archive.name} does not contain {file}")
                 rows.append(_cifar_rows(stream.read(), labels=2 if fine else 1))
             arrays[f"{part}_images"] = np.concatenate([images for images, _ in rows])
             arrays[f"{part}_labels"] = np.concatenate([labels for _, labels in rows])

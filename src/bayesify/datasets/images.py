@@ -71,7 +71,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
     Raises:
         ValueError: If the name is unknown, or the file does not hold the expected data.
-        FileNotFoundError: If the set is in no folder and cannot be downloaded.
+        FileNotFoundError: If the set is in none of the folders and cannot be downloaded.
         ImportError: If SVHN must be downloaded, and scipy, which reads its files, is missing.
     """
     if name not in FILES:

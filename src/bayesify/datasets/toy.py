@@ -268,7 +268,7 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
         noise: Variance of $\varepsilon$.
 
     Returns:
-        The posterior in float64, whatever the type of x and y.
+        The posterior in float64, regardless of the types of x and y.
 
     Raises:
         ValueError: If the shapes do not match, or `prior_std` or `noise` is not positive.

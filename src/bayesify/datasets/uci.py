@@ -94,7 +94,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
     Raises:
         ValueError: If the name is unknown, or the file does not hold the expected data.
-        FileNotFoundError: If the set is in no folder and cannot be downloaded.
+        FileNotFoundError: If the set is in none of the folders and cannot be downloaded.
     """
     short = {file: key for key, file in REGRESSION.items()}.get(name, name)
     if short in CLASSIFICATION:

@@ -56,7 +56,7 @@ def keep_draws(
 
     Args:
         model: The network.
-        loader: Training data, as `fit` takes it.
+        loader: Training data in any form that `fit` accepts.
         num_draws: Number K of kept draws; predictions with more draws use the running averages.
         max_examples: Number of examples for the statistics of a draw, taken from all parts of the loader; `None` for
             all examples.

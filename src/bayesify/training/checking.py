@@ -127,7 +127,7 @@ def _information(prediction: Predictive) -> float:
 
 
 def _convergence(losses: Sequence[float]) -> list[Finding]:
-    """A finding if the losses are still falling. Long series are averaged in windows, which bounds the cost."""
+    """Return a finding if the losses are still falling. Long series are averaged in windows, which bounds the cost."""
     values = [float(value) for value in losses]
     width = -(-len(values) // MAX_WINDOWS)
     windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, max(1, width))]

@@ -93,8 +93,8 @@ def fit(
 
     Args:
         model: A `BayesianNetwork` with a likelihood, or another `Trainable`. Its mode (train or eval) is the same after the call.
-        train_loader: Iterable of batches that starts again each epoch: pairs (inputs, targets), triples with example weights,
-            dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
+        train_loader: Iterable of batches that can be iterated once per epoch: pairs (inputs, targets), triples with
+            example weights, dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
         epochs: Number of passes over the data in the variational phase; 0 for a MAP phase only.
         learning_rate: Learning rate of the default optimizer.
         optimizer: An optimizer, or a function that makes an optimizer from parameters; Adam by default. On a GPU, a

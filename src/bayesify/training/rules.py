@@ -122,7 +122,8 @@ def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0)
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: float = 0.0) -> list[Finding]:
-    """A finding if the NLL or the whole objective per example is still falling at the end; see `Score.unit_nats`."""
+    """Return a finding if the NLL or the whole objective per example is still falling at the end; see
+    `Score.unit_nats`."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, MIN_GAIN_SHARES[name], unit_nats)
         if gain is not None:
@@ -135,7 +136,7 @@ def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: flo
 
 
 def members_apart(nll: Sequence[float], what: str = "members of the ensemble", unit_nats: float = 0.0) -> list[Finding]:
-    """A finding if some members of an ensemble, or models of a stack, are much worse than the best member."""
+    """Return a finding if some members of an ensemble, or models of a stack, are much worse than the best member."""
     best = min(nll)
     behind = sum(value > best + max(0.1, 0.25 * abs(best - unit_nats)) for value in nll)
     if not behind:
@@ -150,7 +151,8 @@ def members_apart(nll: Sequence[float], what: str = "members of the ensemble", u
 
 
 def learned_little(score: Score) -> list[Finding]:
-    """A finding if predictions hardly beat the best constant guess: the frequencies of labels, or the mean of targets."""
+    """Return a finding if predictions hardly beat the best constant guess: the frequencies of labels, or the mean of
+    targets."""
     guess = score.guess
     if guess is None or score.count < 32:
         return []
@@ -176,8 +178,8 @@ and below 0.75 times in one case of 15."""
 
 
 def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Finding]:
-    """A finding if the given network clearly beats a constant guess, but the posterior does not start at the network's
-    weights."""
+    """Return a finding if the given network clearly beats a constant guess, but the posterior does not start at the
+    network's weights."""
     if given.guess is None or given.count < 8:
         return []
     if given.rmse is not None:
@@ -197,7 +199,7 @@ def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Find
 
 
 def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: Score | None = None) -> list[Finding]:
-    """A finding if the KL outweighs the data term and the fit to the data has suffered.
+    """Return a finding if the KL outweighs the data term and the fit to the data has suffered.
 
     All quantities are per example. Scores are compared only within one mode: training batches with training batches,
     and predictions in evaluation mode (without dropout) with predictions in evaluation mode.
@@ -226,7 +228,7 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
         "prior pulls the weights away from the data"
     )
     remedy = (
-        "put fewer weights under the posterior (a smaller posterior, or only some layers), widen the prior, or temper "
+        "make fewer weights Bayesian (a smaller posterior, or only some layers), widen the prior, or temper "
         "the posterior with kl_weight below 1"
     )
     return [Finding("kl_dwarfs", sentence, remedy)]
@@ -242,7 +244,7 @@ def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaire
 
 
 def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
-    """A finding if predictions are worse than those of the given network.
+    """Return a finding if predictions are worse than those of the given network.
 
     On held-out data, the difference must exceed chance and also a limit: 1 percentage point of accuracy, 5 % of the
     RMSE, or 0.02 nats per target. Chance is two standard errors of the mean difference on the same examples. On
@@ -273,15 +275,14 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
         return []
     where = "held-out data" if held_out else "training batches"
     sentence = f"worse than the given network: {' and '.join(found)} on {where}"
-    remedy = (
-        "lower the learning rate, widen the prior, put fewer weights under the posterior, or train for more epochs"
-        + ("" if held_out else "; give validation= to compare on other data")
+    remedy = "lower the learning rate, widen the prior, make fewer weights Bayesian, or train for more epochs" + (
+        "" if held_out else "; give validation= to compare on other data"
     )
     return [Finding("worse_than_start", sentence, remedy)]
 
 
 def less_calibrated(start: Score, now: Score) -> list[Finding]:
-    r"""A finding if, on held-out data, confidence is further from accuracy than it was for the given network.
+    r"""Return a finding if, on held-out data, confidence is further from accuracy than it was for the given network.
 
     The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must
     exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The rise of the gap must exceed
@@ -315,7 +316,7 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
 
 
 def coverage_off(score: Score, held_out: bool) -> list[Finding]:
-    r"""A finding if 90 % intervals cover far more or far fewer than 90 % of the targets, beyond chance.
+    r"""Return a finding if 90 % intervals cover far more or far fewer than 90 % of the targets, beyond chance.
 
     Far means above 95 %, or below 85 % (82 % on training rows). A share c of n rows is beyond chance if the likelihood
     ratio puts it more than three standard deviations from the limit l: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, with the
@@ -345,7 +346,8 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
-    """A finding if the NLL of predictions, which use BatchNorm statistics averaged over draws, is worse than in training."""
+    """Return a finding if the NLL of predictions, which use BatchNorm statistics averaged over draws, is worse than in
+    training."""
     if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (
@@ -361,7 +363,7 @@ def statistics_differ(training: float, now: Score) -> list[Finding]:
 
 
 def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> list[Finding]:
-    """A finding if weights hardly vary between draws and their spread has not changed since the start.
+    """Return a finding if weights hardly vary between draws and their spread has not changed since the start.
 
     The mappings give the standard deviation of each weight relative to its root mean square, before and after training.
     """
@@ -382,7 +384,8 @@ def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> lis
 def scales_wide(
     before: Mapping[str, float], after: Mapping[str, float], relative: Mapping[str, float]
 ) -> list[Finding]:
-    """A finding if training has widened the posterior until draws of a weight differ by a large share of its size.
+    """Return a finding if training has widened the posterior until draws of a weight differ by a large share of its
+    size.
 
     This rule applies when the result is worse than the given network. `before` and `after` are the standard deviations
     of each weight before and after training. `relative` is `after` divided by the root mean square of the weight.
@@ -406,7 +409,8 @@ def scales_wide(
 
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:
-    """A finding if different draws give practically the same predictions, unless the draws are identical (a point estimate)."""
+    """Return a finding if different draws give practically the same predictions, unless the draws are identical (a
+    point estimate)."""
     if not 0 < information < MIN_INFORMATION:
         return []
     sentence = (
@@ -420,7 +424,8 @@ def no_uncertainty(information: float, unit: str) -> list[Finding]:
 
 
 def probabilities_as_logits(likelihood: Likelihood | None, outputs: Tensor) -> list[Finding]:
-    """A finding if outputs [B, ...] that should be class logits are probabilities: nonnegative with a sum of 1."""
+    """Return a finding if outputs [B, ...] that should be class logits are probabilities: nonnegative with a sum of
+    1."""
     axis = likelihood.logit_axis(outputs.ndim) if likelihood is not None and outputs.ndim > 1 else None
     if axis is None or outputs.shape[axis] < 2 or outputs.numel() == 0:
         return []
@@ -436,7 +441,8 @@ MAX_LABELS = 20
 
 
 def labels_as_numbers(likelihood: Likelihood | None, targets: Iterable[Tensor]) -> list[Finding]:
-    """A finding if a Gaussian likelihood gets targets that look like class labels: integers 0 to K - 1, all of which occur."""
+    """Return a finding if a Gaussian likelihood gets targets that look like class labels: integers 0 to K - 1, all of
+    which occur."""
     parts = [y.flatten() for y in targets if not y.is_floating_point()]
     if not isinstance(likelihood, Gaussian) or not parts:
         return []

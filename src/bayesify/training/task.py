@@ -27,8 +27,8 @@ class TrainingTask:
     Args:
         net: The untrained network.
         likelihood: Likelihood p(y | outputs).
-        loader: Batches (inputs, targets), or (inputs, targets, example weights) from the estimators. The loader starts again each
-            epoch. `training.fitting.fit` takes both forms; your own loop can read either form with
+        loader: Batches (inputs, targets), or (inputs, targets, example weights) from the estimators. The loader can be
+            iterated once per epoch. `training.fitting.fit` takes both forms; your own loop can read either form with
             `x, y, *weights = batch`.
         prior: Prior p(weights), not yet bound to a network.
         num_data: Number N of examples in the dataset.
