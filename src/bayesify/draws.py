@@ -1,4 +1,4 @@
-"""Draws: functions from the posterior."""
+"""Draws of functions from the posterior."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Draw:
 
     Args:
         runner: The network that the weights belong to.
-        weights: Weights under the posterior by `named_parameters()` name.
+        weights: Drawn weights, keyed by their names in `named_parameters()`.
         kl: KL of the draw in nats, a scalar.
         buffers: Per-draw buffers, by name.
     """
@@ -56,7 +56,8 @@ class Draws:
 
     Args:
         runner: The network that the weights belong to.
-        weights: Weights under the posterior by `named_parameters()` name, each [S, *shape], a tensor or a structured weight.
+        weights: Drawn weights, keyed by their names in `named_parameters()`: each is a tensor [S, *shape] or a
+            structured weight.
         kl: KL of each draw in nats, [S].
         buffers: Per-draw buffers (an ensemble's batch statistics), one dict per draw.
     """
@@ -98,7 +99,7 @@ class Draws:
         memory: int | str | None = None,
         split_batch: bool = True,
     ) -> Outputs:
-        """Outputs for a batch of any size, in evaluation mode, under a memory budget.
+        """Outputs for a batch of any size, in evaluation mode, within a memory budget.
 
         Args:
             args: Positional inputs of the network.
@@ -148,7 +149,8 @@ class Draws:
         measured again whenever the batch must be split.
 
         Returns:
-            The number of examples; the cost of one example; the output of the first few examples if this call measured the cost.
+            The number of examples, the cost of one example and, if this call measured the cost, the output of the first
+            few examples.
         """
         total, like = batch_size(args, kwargs), next(iter(self.weights.values()))
         together = len(self) if runner.mode(len(self)) in ("vmap", "rows") else 1
@@ -212,7 +214,7 @@ class Draws:
         return Draws(plain.runner, weights, self.kl.detach(), plain.buffers)
 
     def _copied(self, runner: Runner) -> Draws:
-        """The same draws through another runner. Tensors that training changes in place are copied."""
+        """The same draws, called through another runner. Tensors that training changes in place are copied."""
         weights = {name: _copy(weight) for name, weight in self.weights.items()}
         buffers = self.buffers and [{name: value.clone() for name, value in part.items()} for part in self.buffers]
         return Draws(runner, weights, self.kl, buffers)

@@ -1,4 +1,4 @@
-"""The two contracts: `Predictor` predicts, and `Trainable` trains on a batch."""
+"""The two interfaces of models: a `Predictor` predicts, and a `Trainable` trains on batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_NUM_DRAWS = 32
 
 
 class Serializable(ABC):
-    """An object that `save` writes and `load` returns: choices as plain data, and tensors by name."""
+    """An object that `save` writes and `load` restores. It consists of choices (plain data) and named tensors."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -44,18 +44,18 @@ class Serializable(ABC):
         """
 
     def fingerprint(self) -> dict[str, str]:
-        """Description of the user's network, by name. `load` compares it with the given network. Empty if there is no network."""
+        """Description of the user's network, by name. `load` compares it with the given network. It can be empty."""
         return {}
 
 
 class Predictor(Serializable):
     """An object that gives a predictive distribution for inputs: a Bayesian network, Laplace, SWAG, a Gaussian process.
 
-    Adapters, estimators, metrics, conformal prediction and reports rely on this contract alone. Options that belong to one
+    Adapters, estimators, metrics, conformal prediction and reports use only this interface. Options that belong to one
     method are extra keyword arguments of its `predict`.
 
     Attributes:
-        likelihood: p(y | outputs), or `None` if it has not been set.
+        likelihood: Likelihood p(y | outputs), or `None` if it has not been set.
         output: Key or position of the output that the likelihood describes; see `bayesianize`.
         findings: Findings from the construction of this predictor; see `check`.
     """
@@ -66,7 +66,7 @@ class Predictor(Serializable):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """The number of different draws, or `None` if they cannot be counted. By default a prediction uses each draw once."""
+        """The number of different draws, or `None` if they cannot be counted. A prediction uses each of them once by default."""
         return None
 
     def require_likelihood(self, what: str) -> Likelihood:
@@ -90,7 +90,7 @@ class Predictor(Serializable):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: S, the number of draws. The default depends on the method. A predictor without draws ignores it.
+            num_draws: Number of draws S. The default depends on the method. A predictor without draws ignores it.
             generator: Source of randomness. A predictor without draws ignores it.
             memory: Budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
 
@@ -104,14 +104,14 @@ class Drawable(Predictor):
     """A predictor from which functions can be drawn.
 
     Attributes:
-        remedy: Advice in messages on how to get a drawable predictor.
+        remedy: Advice for error messages: how to get a predictor that can be drawn from.
     """
 
     remedy: ClassVar[str] = ", such as a BayesianNetwork; bayesianize makes one"
 
     @abstractmethod
     def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw functions, the same for every input."""
+        """Draw functions. Each draw is one function for all inputs."""
 
     def prediction_draws(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
         """The draws that `predict` uses with the same arguments. For many batches, pass them to `predict` as `draws`.
@@ -176,7 +176,7 @@ class Batch:
         return self if bool((self.weights > 0).all()) else self.rows(self.weights > 0)
 
     def mean(self, values: Tensor) -> float:
-        """The mean of values [B, ...] over all axes. Examples count by their weights."""
+        """The mean of values [B, ...] over all axes, weighted by the examples' weights."""
         return float(self.counts @ values.reshape(len(self), -1).mean(1).double().cpu() / self.counts.sum())
 
     def rows(self, index: slice | Tensor) -> Batch:
@@ -189,7 +189,7 @@ class Trainable(ABC):
 
     Attributes:
         phases: The phases of training. Models whose posterior mean can be trained first have the phase `"map"`.
-        remedy: Advice in messages on how to get a trainable model.
+        remedy: Advice for error messages: how to get a model that can be trained.
     """
 
     phases: ClassVar[tuple[Phase, ...]] = ("variational",)
@@ -208,7 +208,7 @@ class Trainable(ABC):
 
     @property
     def num_models(self) -> int | None:
-        """R, the number of models that train together, each with its own row of every parameter; `None` for one model."""
+        """Number of models R that train together, each with its own row of every parameter; `None` for one model."""
         return None
 
     @property

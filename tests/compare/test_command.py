@@ -323,7 +323,7 @@ def test_rows_in_messages_are_those_of_the_file(tmp_path):
     frame.loc[9, "age"] = "old"
     frame.to_csv(tmp_path / "t.csv", index=False)
     result = run(tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "o", code=2)
-    assert "column 'age' holds numbers, but 'old' in row 10 below the header (1 of " in result.stderr
+    assert "column 'age' holds numbers, but row 10 below the header has 'old' (1 of " in result.stderr
     assert result.stderr.count("\n") == 1
 
 

@@ -388,7 +388,7 @@ Y = X[:, :1]
         ({"targets": Y[:3]}, "3 targets for 5 inputs"),
         ({"targets": None}, "neither targets nor num_outputs"),
         ({"depth": 0}, "depth=0"),
-        ({"width": [3, 3]}, "2 widths for depth=2"),
+        ({"width": [3, 3]}, "2 widths are given for depth=2"),
         ({"width": 0}, "width=0"),
         ({"num_inducing": 0}, "num_inducing=0"),
         ({"inducing": "both"}, "'global' or 'local'"),
@@ -405,7 +405,7 @@ def test_bad_arguments_are_named(arguments: dict[str, Any], message: str) -> Non
 
 def test_bad_calls_are_named() -> None:
     gp = DeepGP(X, Y)
-    with pytest.raises(ValueError, match=r"give \[B, 2\]"):
+    with pytest.raises(ValueError, match=r"give a tensor \[B, 2\]"):
         gp.predict(torch.zeros(3, 4))
     with pytest.raises(ValueError, match="empty"):
         gp.predict(X[:0])

@@ -234,7 +234,7 @@ REFUSED = {
     "attention weights alone": (
         lambda x, layer: layer(x, x, x)[1],
         lambda: nn.MultiheadAttention(8, 2, batch_first=True),
-        "second output of attention has no moments",
+        "second output of attention has no means and variances",
     ),
     "attention of itself": (
         lambda x, layer: (lambda h: F.scaled_dot_product_attention(h, h, h))(layer(x)).mean(1),
@@ -253,7 +253,7 @@ REFUSED = {
         lambda: nn.Linear(8, 8),
         "the same random units",
     ),
-    "script": (lambda x, layer: SCRIPT(layer(x)), lambda: nn.Linear(8, 2), "a TorchScript function has no rule"),
+    "script": (lambda x, layer: SCRIPT(layer(x)), lambda: nn.Linear(8, 2), "a TorchScript function is not supported"),
     "overflow": (lambda x, layer: torch.exp(200 * layer(x).mean(1) + 200), lambda: nn.Linear(8, 2), "is not finite"),
     "many outputs that meet themselves": (
         lambda x, layer: (lambda h: h[:, :, 1:] - h[:, :, :-1])(layer(x.repeat(1, 1, 20))),

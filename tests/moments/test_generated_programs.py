@@ -56,7 +56,7 @@ def test_channels_that_share_noise_are_followed(seed: int) -> None:
         (319, "attention scores vary too much"),
         (354, "nonlinear noise"),
         (406, "squared scale varies too much"),
-        (517, "a product has no rule for units that are far from Gaussian"),
+        (517, "a product does not support units that are far from Gaussian"),
         (615, "squared scale varies too much"),
         (1275, "attention scores vary too much"),
         (1783, "squared scale varies too much"),

@@ -675,9 +675,13 @@ class Twice(nn.Module):
 @pytest.mark.parametrize(
     ("net", "posterior", "message"),
     [
-        (nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)), None, r"does not support 1 \(Softmax\): softmax has no rule"),
-        (Turned(), None, r"does not support Turned: (permute|t) has no rule"),
-        (Dropped(), None, r"does not support Dropped: dropout has no rule"),
+        (
+            nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1)),
+            None,
+            r"does not support 1 \(Softmax\): softmax is not supported",
+        ),
+        (Turned(), None, r"does not support Turned: (permute|t) is not supported"),
+        (Dropped(), None, r"does not support Dropped: dropout is not supported"),
         (Twice(), None, r"does not support layer \(Linear\): layer.weight is used more than once"),
         (nn.Linear(3, 3), posteriors.MatrixNormal(), "the posterior is MatrixNormal"),
     ],
@@ -699,7 +703,7 @@ class Last(nn.Module):
 @pytest.mark.parametrize("posterior", [None, {"head": posteriors.MeanField()}])
 def test_recurrent_networks_are_refused_by_name(posterior) -> None:
     with pytest.raises(
-        ValueError, match=r"does not support body \(GRU\): recurrent layers have no rule; use method='draws'"
+        ValueError, match=r"does not support body \(GRU\): recurrent layers are not supported; use method='draws'"
     ):
         bayesian(Last(), posterior=posterior).predict(torch.ones(2, 5, 3, dtype=torch.float64), method="moments")
 

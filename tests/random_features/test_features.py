@@ -66,7 +66,7 @@ def test_network_is_linear_in_its_features():
         ({"num_features": 7}, "num_features=7; give an even number"),
         ({"num_features": 0}, "num_features=0; give an integer of at least 1"),
         ({"lengthscale": 0.0}, "lengthscale=0.0; give a positive number"),
-        ({"lengthscale": [1.0, 2.0, 3.0]}, "3 lengthscales for 2 inputs"),
+        ({"lengthscale": [1.0, 2.0, 3.0]}, "3 lengthscales are given for 2 inputs"),
         ({"amplitude": -1.0}, "amplitude=-1.0; give a positive number"),
         ({"amplitude": math.nan}, "amplitude=nan; give a positive number"),
     ],

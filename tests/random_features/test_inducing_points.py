@@ -113,7 +113,7 @@ def test_bad_arguments():
         InducingPointGP(torch.zeros(3))
     with pytest.raises(ValueError, match="covariance='low-rank'; give 'diagonal' or 'full'"):
         InducingPointGP(torch.zeros(3, 2), "low-rank")
-    with pytest.raises(ValueError, match="2 lengthscales for 3 inputs"):
+    with pytest.raises(ValueError, match="2 lengthscales are given for 3 inputs"):
         InducingPointGP(torch.zeros(3, 3), lengthscale=[1.0, 1.0])
 
 

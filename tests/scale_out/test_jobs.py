@@ -152,7 +152,7 @@ def test_bad_names(tmp_path: Path, name: str) -> None:
 
 
 def test_jobs_must_be_plain_data(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="job a is not plain data"):
+    with pytest.raises(ValueError, match="job a cannot be written as JSON"):
         run_jobs(noise, {"a": {"x": torch.ones(1)}}, tmp_path, workers=1)
 
 

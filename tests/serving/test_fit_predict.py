@@ -398,7 +398,7 @@ def test_a_part_that_does_not_fit_says_where_it_is(regression, tmp_path, monkeyp
     frame.loc[50:, "area"] = "large"
     frame.to_csv(tmp_path / "new.csv", index=False)
     monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
-    said = r"^new.csv: column 'area' holds numbers, but 'large' in row 51 below the header \(40 of 89 cells hold no number\)"
+    said = r"^new.csv: column 'area' holds numbers, but row 51 below the header has 'large' \(40 of 89 cells hold no number\)"
     with pytest.raises(InputError, match=said):
         predict_table(ModelFolder.read(regression), tmp_path / "new.csv", tmp_path / "out.csv", rows=50)
 

@@ -127,7 +127,7 @@ CASES = [
     Case("negative in parentheses", texts(bookkeeper, 1000 * Y), check=close(np.round(1000 * Y, 2))),
     Case("percent inputs", csv(frame(rate=[f"{v:.1f} %" for v in 10 * X[:, 2]], y=Y)), numbers=("a", "b", "rate"), told="'rate'"),
     Case("unknown among numbers", csv(frame(c=marked("unknown"), y=Y)),
-         error="but 'unknown' in row 1 below the header (6 of 40 cells"),
+         error="but row 1 below the header has 'unknown' (6 of 40 cells"),
     Case("unknown that is named", csv(frame(c=marked("unknown"), y=Y)),
          options={"reading": Reading(missing=["unknown"])}, numbers=("a", "b", "c")),
     Case("dashes for missing", csv(frame(c=marked("-"), y=Y)), numbers=("a", "b", "c")),

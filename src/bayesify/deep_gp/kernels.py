@@ -17,7 +17,7 @@ class Stationary(nn.Module):
 
     $\kappa$ is the squared exponential $\exp(-r^2 / 2)$, or Matern of order 1/2, 3/2 or 5/2.
 
-    Stored: `raw_lengthscale`, `raw_amplitude` through softplus.
+    Stored parameters: `raw_lengthscale` and `raw_amplitude`, which softplus maps to positive values.
 
     Shapes:
         raw_lengthscale: [D]; raw_amplitude: [].
@@ -47,7 +47,7 @@ class Stationary(nn.Module):
         return positive(self.raw_amplitude)
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the inputs' type."""
+        """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the dtype of the inputs."""
         rate = positive(widened(self.raw_lengthscale)).to(x.dtype).reciprocal()
         amplitude = positive(widened(self.raw_amplitude)).to(x.dtype)
         left = x * rate
@@ -68,7 +68,7 @@ class Stationary(nn.Module):
 class Linear(nn.Module):
     r"""Linear kernel $k(x, x') = b^2 + \sum_d s_d^2 x_d x'_d$: Bayesian linear regression on the layer's inputs.
 
-    Stored: `raw_scale`, `raw_bias` through softplus.
+    Stored parameters: `raw_scale` and `raw_bias`, which softplus maps to positive values.
 
     Shapes:
         raw_scale: [D]; raw_bias: [].
@@ -90,7 +90,7 @@ class Linear(nn.Module):
         return x * scale, bias.square()
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
-        """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the inputs' type."""
+        """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the dtype of the inputs."""
         (left, bias), (right, _) = self._scaled(x), self._scaled(other)
         return left @ right.mT + bias
 
@@ -105,7 +105,7 @@ KERNELS = ("squared_exponential", *MATERN, "linear")
 
 
 def make_kernel(name: str, num_inputs: int, lengthscale: float | None, amplitude: float) -> Stationary | Linear:
-    """A kernel by its name."""
+    """The kernel with the given name."""
     if name == "linear":
         return Linear(num_inputs, amplitude)
     return Stationary(name, num_inputs, lengthscale, amplitude)

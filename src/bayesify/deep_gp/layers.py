@@ -25,10 +25,10 @@ class Conditional:
 
     $$ g(x) \sim \mathcal{N}\bigl(k(x, U)\, w,\; k(x, x) - k(x, U)\, G\, k(U, x)\bigr) $$
 
-    Given values u, $w = K^{-1} u$ and $G = K^{-1}$.
+    If the values u at the inducing inputs are given, $w = K^{-1} u$ and $G = K^{-1}$.
 
     Args:
-        layer: The layer, which has the kernel.
+        layer: The layer whose kernel k is used.
         inputs: Inducing inputs U, [S, M, D], or [1, M, D] if all draws share them.
         weights: Weights w, [S, M, O] or [1, M, O].
         reduction: Matrices G, [S, O, M, M]; S or O is 1 if draws or outputs share them.
@@ -127,7 +127,7 @@ class Layer(nn.Module):
         except ValueError as error:
             reason = str(error).split(";")[0]
             raise ValueError(
-                f"{reason}; give fewer or other inducing inputs, a larger jitter=, or a lower learning rate"
+                f"{reason}; give fewer or different inducing inputs, a larger jitter=, or a lower learning rate"
             ) from None
 
 
@@ -146,8 +146,8 @@ class GlobalLayer(Layer):
     A draw is whitened, $u = L v$ with $L L^\top = K$, and computed by Matheron's rule from two standard normal matrices:
     $v = E_1 + L^\top C^{-1} (V - L E_1 - \Lambda^{-1/2} E_2)$. Given the draw, $w = L^{-\top} v$ and $G = L^{-\top} L^{-1}$.
 
-    Stored in addition to the kernel: `pseudo_outputs` (V, unconstrained), and `log_precision` (the diagonal of $\Lambda$, which
-    the outputs share).
+    Stored parameters besides the kernel's: `pseudo_outputs` (V, unconstrained), and `log_precision` (logarithms of the
+    diagonal of $\Lambda$, which all outputs share).
 
     Shapes:
         pseudo_outputs: [M, O]; log_precision: [M].
@@ -169,7 +169,7 @@ class GlobalLayer(Layer):
         """The process with its values at the inducing inputs integrated out, and the KL.
 
         Args:
-            inputs: U of the previous layer, [S, M, D] or [1, M, D].
+            inputs: Values U of the previous layer at its inducing inputs, [S, M, D] or [1, M, D].
 
         Returns:
             The conditional, and the KL, [S] or [1].
@@ -184,12 +184,12 @@ class GlobalLayer(Layer):
         """The process given a draw of its values at the inducing inputs.
 
         Args:
-            inputs: U of the previous layer, [S, M, D] or [1, M, D].
+            inputs: Values U of the previous layer at its inducing inputs, [S, M, D] or [1, M, D].
             num_draws: Number of draws S.
             generator: Source of randomness.
 
         Returns:
-            The conditional, the KL of each draw ([S] or [1]), and U of this layer, [S, M, O].
+            The conditional, the KL of each draw ([S] or [1]), and the values U of this layer, [S, M, O].
         """
         covariance = self.covariance(inputs)
         inverse, _, kl = self._regress(covariance)
@@ -222,15 +222,15 @@ class LocalLayer(Layer):
     For each output, $q(v_o) = \mathcal{N}(m_o, C_o C_o^\top)$ over whitened values, $u = L v$ with $L L^\top = K(Z)$. With v
     integrated out, the process has $w = L^{-\top} m$ and $G_o = L^{-\top} (I - C_o C_o^\top) L^{-1}$ (see `Conditional`).
 
-    Stored in addition to the kernel: `inducing_inputs` (Z), `mean_value` (m), and $C = \operatorname{diag}(c)(I + N)$ as
-    `raw_diagonal` (c, through softplus) and `lower` (N, row by row).
+    Stored parameters besides the kernel's: `inducing_inputs` (Z), `mean_value` (m), and $C = \operatorname{diag}(c)(I +
+    N)$ as `raw_diagonal` (c, through softplus) and `lower` (the entries of N, row by row).
 
     Shapes:
         inducing_inputs: [M, D]; mean_value: [M, O]; raw_diagonal: [O, M]; lower: [O, M (M - 1) / 2].
 
     Args:
         kernel: Name of the kernel.
-        inducing_inputs: Initial Z; the initial q(v) is the prior.
+        inducing_inputs: Initial values of Z. The initial q(v) is the prior.
         num_outputs: Number of outputs O.
         more: Further arguments of `Layer`.
     """

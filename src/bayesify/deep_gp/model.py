@@ -56,8 +56,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has its own inducing inputs and its own posterior (see
     `LocalLayer`).
 
-    In both cases, values at data are drawn pointwise given the inducing values, and the last layer's values are integrated out. The
-    bound is
+    In both cases, given the inducing values, hidden layers' values at the data are drawn independently for each
+    example, and the last layer's values are integrated out. The bound is
 
     $$ \mathrm{ELBO} = \frac1S \sum_s \Bigl[ \frac NB \sum_b \mathbb{E}_{q(f_b | s)} \log p(y_b | f_b)
        - \sum_l \mathrm{KL}_{l,s} \Bigr], $$
@@ -66,18 +66,20 @@ class DeepGP(nn.Module, Predictor, Trainable):
     noise has no randomness and is a sparse Gaussian process.
 
     Standardize the inputs, and the targets of a regression, first: kernels start with amplitude 1 and lengthscales $\sqrt D$.
-    Kernel matrices are computed in float64 if the device supports it, for any type of parameters and data.
+    Kernel matrices are computed in float64 if the device supports it, whatever the dtype of the parameters and data.
 
     Args:
-        inputs: Training inputs [N, D]. The inducing inputs start at all of them, or at `num_inducing` centers of k-means.
-        targets: Targets of the inputs, which set the initial last layer and the number of outputs; optional.
+        inputs: Training inputs [N, D]. The inducing inputs start at all training inputs, or at `num_inducing` centers
+            of k-means.
+        targets: Targets of the inputs (optional). They determine the initial last layer and the number of outputs.
         depth: Number of layers L.
         width: Number of outputs of each hidden layer: one number, or L - 1 numbers; by default D, but at most 30.
         num_outputs: Number of outputs O; required if no targets are given.
         num_inducing: Number of inducing points M, at most N.
         inducing: `"global"` or `"local"`.
         kernel: `"squared_exponential"`, `"matern12"`, `"matern32"`, `"matern52"` or `"linear"`, each with a scale per input (ARD).
-        likelihood: Likelihood p(y | f), its name or plain data; `Gaussian(noise=0.1)` by default. It is copied.
+        likelihood: Likelihood p(y | f), as an instance, a name or a plain dict; `Gaussian(noise=0.1)` by default. It is
+            copied.
         skip: Whether a hidden layer's prior mean is its input instead of 0. If the layer has fewer outputs than inputs, the mean is
             the projection of the input on its first principal axes. If it has more, the mean is the input padded with zeros. In
             both cases hidden layers start near this map.
@@ -86,7 +88,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         seed: Seed of k-means.
 
     Raises:
-        ValueError: If inputs are not [N, D] or not finite, targets do not fit, a count is below 1, or a name is unknown.
+        ValueError: If inputs are not [N, D] or not finite, if targets do not match the inputs, if a count is below 1,
+            or if a name is unknown.
     """
 
     likelihood: Likelihood
@@ -248,7 +251,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         example_weights: Tensor | None = None,
         generator: Randomness = None,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo`, separately: the data term and the KL of each draw, both [S] and in nats."""
+        """The two terms of `elbo`, separately: the data term and the KL of each draw, each of shape [S] and in nats."""
         self._check(x)
         parts, kl = self.conditionals(num_draws, generator)
         mean, variance = self.propagate(parts, x, num_draws, generator)
@@ -278,8 +281,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def _check(self, x: Any) -> None:
         checked_inputs(x)
         if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[-1] != self.widths[0]:
-            shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise ValueError(f"DeepGP: inputs are {shape}; give [B, {self.widths[0]}]")
+            shape = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"of type {type(x).__name__}"
+            raise ValueError(f"DeepGP: x is {shape}; give a tensor [B, {self.widths[0]}]")
 
     @checked
     def kl(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Tensor:
@@ -298,7 +301,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         seed: Seed | None = None,
         **options: Any,
     ) -> History:
-        """Train by the bound, in place; everything else is as in `bayesify.fit`.
+        """Train the process in place by maximizing `elbo`; everything else is as in `bayesify.fit`.
 
         Args:
             data: Batches of inputs and targets, or a pair of tensors, which is split into shuffled batches of 256.
@@ -341,7 +344,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
             memory: Memory budget of kernel matrices: bytes, or a string such as `"1GiB"`; 256 MiB by default.
 
         Raises:
-            ValueError: If inputs do not fit or are not finite.
+            ValueError: If inputs do not have shape [B, D] or are not finite.
         """
         self._check(x)
         if not len(x):
@@ -360,7 +363,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         return self.likelihood.predictive(Outputs(kept=self._draw_values(mean, variance, generator).to(x.dtype)))
 
     def config(self) -> dict[str, Any]:
-        """Sizes and arguments as plain data."""
+        """Sizes and arguments as a plain dict."""
         return {
             "widths": list(self.widths),
             "inducing": self.inducing,

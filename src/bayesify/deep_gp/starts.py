@@ -90,12 +90,14 @@ def layer_widths(width: int | Sequence[int] | None, depth: int, num_inputs: int,
         width = min(num_inputs, 30)
     hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
     if len(hidden) != depth - 1:
-        raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give {depth - 1}, one per hidden layer")
+        raise ValueError(
+            f"DeepGP: {len(hidden)} widths are given for depth={depth}; give {depth - 1} widths, one per hidden layer"
+        )
     return (num_inputs, *hidden, num_outputs)
 
 
 def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | None) -> int:
-    """Number of outputs O: the given number, or the number that the targets need under the likelihood."""
+    """Number of outputs O: the given number, or the number that the likelihood needs for the targets."""
     if given is not None:
         return given
     if targets is None:

@@ -35,7 +35,7 @@ def held_out_ratio(
     output: str | int | None = None,
     counts: Iterable[Tensor] | None = None,
 ) -> float:
-    r"""Ratio of the mean squared error on new rows to the error on training rows, for a network trained on N rows of O outputs.
+    r"""Ratio of the mean squared error on new rows to the error on training rows, after training on N rows of O outputs each.
 
     $$ \frac{N O}{N O - 0.9\,\gamma}, \qquad \gamma = \operatorname{tr} K (K + \alpha \sigma^2 I)^{-1}, \qquad K = J D J^\top $$
 
@@ -54,7 +54,7 @@ def held_out_ratio(
         residual: Mean squared error of the training rows.
         num_data: Number N of training rows, or the sum of their weights.
         output: Name or index of the output, if there are several.
-        counts: Example weights of each batch, [B]; 1 each by default.
+        counts: Weights of the examples of each batch, [B]; by default, all are 1.
 
     Returns:
         The ratio; 1 if there are too few rows, or if there are so many weights that too few rows fit into memory.

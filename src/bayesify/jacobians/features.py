@@ -18,11 +18,11 @@ from bayesify.weights.catalog import Layer
 
 @dataclass(frozen=True)
 class Features:
-    r"""Outputs $f_{bto} = \sum_j W_{oj} a_{btj} + c_o$ of a network's last layer at T positions, and the inputs a.
+    r"""Outputs $f_{bto} = \sum_j W_{oj} a_{btj} + c_o$ of a network's last layer at T positions, and the inputs $a$ of that layer.
 
     Args:
         outputs: Outputs of the network, [B, ...], with T K numbers for each example.
-        inputs: a, [B, T, d_in], in float32 at least.
+        inputs: The layer's inputs $a$, [B, T, d_in], in float32 or higher precision.
         channels: Number K of rows of W.
         place: For each position and row of W, its flat index in an example's outputs, [T K]; `None` if the outputs are in this
             order.
@@ -75,7 +75,8 @@ class Features:
 def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) -> Features | None:
     """Run a network once, without derivatives, and keep the inputs of its last layer.
 
-    The network's outputs must be the layer's outputs: they share memory, in any order of axes, and are not changed in place later.
+    The network must return the layer's outputs themselves (the same memory), with axes in any order, and must not
+    change them in place.
 
     Args:
         runner: The network.
@@ -117,7 +118,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _same_numbers(made: Tensor, outputs: Tensor) -> bool:
-    """Whether two tensors of one type share their memory, example by example."""
+    """Whether two tensors of the same dtype share their memory, example by example."""
     if made.dtype != outputs.dtype or made.numel() != outputs.numel() or outputs.is_conj() or outputs.is_neg():
         return False
     if made.untyped_storage().data_ptr() != outputs.untyped_storage().data_ptr():
@@ -134,7 +135,7 @@ def _places(
     offset: int,
     channel_axis: int,
 ) -> Tensor | None:
-    """For each number that the layer returned, channels last, its flat index among an example's outputs: [T K].
+    """For each number that the layer returned, ordered by position and then channel, its flat index in an example's outputs: [T K].
 
     `None` if the outputs are not exactly the numbers of the layer, each once.
     """

@@ -1,4 +1,4 @@
-"""Gradients with respect to any weight, example by example, for layers without a rule."""
+"""Gradients with respect to any weight, example by example, for layers that have no rule in `rules`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def example_gradients(
 
     Args:
         runner: The network.
-        values: The weights by first name.
+        values: The weights by name; a shared weight has the first of its names.
         args: Positional inputs of B examples.
         kwargs: Keyword inputs.
         vectors: K vectors in the shape of the outputs, [K, B, ...].

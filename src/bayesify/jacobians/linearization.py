@@ -86,8 +86,8 @@ class Jacobians:
     its derivatives follow from these inputs and the gradients of its outputs. Each rule is compared with automatic
     differentiation, on the first batch of one example and on the first batch of several examples. A rule does not agree if the
     layer is called in an unusual way, if its weight is also used elsewhere, or if examples are not on the first axis. Weights
-    without a rule that agrees are differentiated example by example. If a layer sees only some examples of a batch, its weights
-    are differentiated in this way for that batch.
+    without a rule that agrees are differentiated example by example. If a layer sees only some examples of a batch, its
+    weights are also differentiated example by example for that batch.
 
     Args:
         runner: The network.
@@ -231,7 +231,7 @@ class Jacobians:
     def push(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], offsets: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        r"""Outputs [B, ...] of a batch and their changes $J_b v_s$, [S, B, ...], under directions of weights, [S, *shape] each.
+        r"""Outputs [B, ...] of a batch and their changes $J_b v_s$, [S, B, ...], along S directions, [S, *shape] per weight.
 
         Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and about three
         passes otherwise. The cost does not depend on the number of outputs.
@@ -294,7 +294,7 @@ class Jacobians:
     def _call(
         self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, twice: bool = True
     ) -> Callable[[Runner], Tensor]:
-        """Function that runs a network, with kernels that can be differentiated `twice` or with the network's own kernels."""
+        """Function that runs a network: with its own kernels or, if `twice` is true, with kernels that have two derivatives."""
 
         def call(runner: Runner) -> Tensor:
             kernels = twice_differentiable(runner.network) if twice else nullcontext()
@@ -308,7 +308,7 @@ class Jacobians:
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
     def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
-        """The rules that agree with automatic differentiation on some examples, in two orders.
+        """The rules that agree with automatic differentiation on some examples, which are taken in two orders.
 
         The examples are spread over the batch, because a single row may be all zeros. A network that sorts its examples cannot be
         detected on sorted examples, so the comparison is repeated in reverse order.
@@ -443,7 +443,7 @@ class Linearization:
 
 
 class Gradients:
-    r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, by weight or by chosen entries of a weight."""
+    r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, for whole weights or for chosen entries of a weight."""
 
     def __init__(self, linearization: Linearization, pulled: Pulled, vectors: Tensor) -> None:
         self._linearization, self._pulled, self._vectors = linearization, pulled, vectors

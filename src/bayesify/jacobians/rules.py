@@ -65,7 +65,7 @@ class LinearRule(Rule):
     has_factors = True
 
     def keep(self, inputs: Tensor) -> Tensor:
-        """Inputs with positions on one axis: [B, T, d_in]."""
+        """Inputs with all positions on one axis: [B, T, d_in]."""
         return as_float(inputs).reshape(inputs.shape[0], -1, inputs.shape[-1])
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class ConvRule(Rule):
         return padded.as_strided(shape, (*strides[:2], *windows, *steps), padded.storage_offset())
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradient with respect to the kernel or the bias, by one product of gradients and patches per group."""
+        """Gradient with respect to the kernel or the bias, computed for each group as one product of gradients and patches."""
         g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)
@@ -147,7 +147,8 @@ class ConvRule(Rule):
         return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), index)
 
     def _gather(self, g: Tensor, padded: Tensor, sizes: tuple[int, ...], index: Tensor) -> Tensor:
-        """Sums over positions of g [K, B, rows, P] times the windows of maps, for entries of the weight: [K, B, n]."""
+        """Products of g [K, B, rows, P] and the windows of maps, summed over positions, for n entries of the weight:
+        [K, B, n]."""
         kernel, (first, inside) = self.module.kernel_size, self._shape[:2]
         size = math.prod(kernel)
         rows, column = index // (inside * size), index % (inside * size)
@@ -183,7 +184,7 @@ class TransposedConvRule(ConvRule):
         return F.pad(g, [side for size in reversed(self.module.padding) for side in (size, size)])
 
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradient with respect to the kernel or the bias, by one product of inputs and gradient windows per group and vector."""
+        """Gradient with respect to the kernel or the bias, computed for each group and vector as one product."""
         g = as_float(g)
         if leaf == "bias":
             return g.flatten(3).sum(-1)
@@ -213,7 +214,7 @@ class LookupRule(Rule):
     kinds = (nn.Embedding,)
 
     def keep(self, inputs: Tensor) -> Tensor:
-        """Looked-up rows with positions on one axis: [B, T]."""
+        """Indices of the looked-up rows, with all positions on one axis: [B, T]."""
         if self.module.max_norm is not None or self.module.scale_grad_by_freq:
             raise ValueError("the rule for embeddings does not support tables that rescale rows or gradients")
         return inputs.reshape(inputs.shape[0], -1)
@@ -284,14 +285,14 @@ def rule_for(module: nn.Module) -> Rule | None:
 
 
 def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Inputs [B, T, d_in], with a column of ones for a bias, and gradients [K, B, T, d_out] of one call of a linear map."""
+    """Inputs [B, T, d_in] (with a column of ones for a bias) of one call of a linear map, and its gradients [K, B, T, d_out]."""
     factors = rule.factors(kept.detach(), g.detach())
     assert factors is not None
     return with_ones(factors[0], layer), factors[1]
 
 
 def with_ones(a: Tensor, layer: Layer) -> Tensor:
-    """Inputs [B, T, d_in] of a linear map in the order of the columns of `[W b]`, with ones for a bias: [B, T, D]."""
+    """Inputs [B, T, d_in] of a linear map with a column of ones for a bias, in the order of the columns of `[W b]`: [B, T, D]."""
     ones = a.new_ones(*a.shape[:2], 1)
     return torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1)
 
@@ -319,6 +320,6 @@ def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
 
 
 def chunk_entries(total: int, size: int) -> list[slice]:
-    """Slices of `total` entries, each with at most `MAX_GATHERED_PRODUCTS` products, if an entry has `size` products."""
+    """Slices of `total` entries; each slice has at most `MAX_GATHERED_PRODUCTS` products, if an entry has `size` products."""
     step = max(1, MAX_GATHERED_PRODUCTS // max(1, size))
     return [slice(start, start + step) for start in range(0, total, step)]

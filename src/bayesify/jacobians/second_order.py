@@ -2,8 +2,8 @@
 
 Torch writes the derivative of a convolution's gradient as a convolution with a kernel as large as the image, which is slow on
 a GPU. Here the gradient with respect to the input is itself a transposed convolution, whose derivatives have fast kernels. On a
-CPU, a convolution with the flipped kernel computes this gradient in about half the time of the backward kernel. Batch normalization
-by running statistics, whose gradient torch computes by many operations, is a product and a sum here.
+CPU, a convolution with the flipped kernel computes this gradient in about half the time of the backward kernel. Batch
+normalization with running statistics is a product and a sum here; torch's gradient of it takes many operations.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _each(value: int | Sequence[int], dims: int) -> list[int]:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution; see the module."""
+    """A convolution; see the docstring of this module."""
 
     @staticmethod
     def forward(

@@ -50,12 +50,12 @@ class Trace:
         return [application.output for application in self._applications]
 
     def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
-        """The layers' gradients from the gradients at the `taps`: for each tap [K, B, ...], or `None` if the tap has no effect."""
+        """The layers' gradients, given one tensor of gradients [K, B, ...] per tap, or `None` if the tap has no effect."""
         pairs = zip(self._applications, grads, strict=True)
         return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
     def partial(self) -> set[Rule]:
-        """Rules of layers that were called with a different number of examples than the network's outputs have."""
+        """Rules of layers that were called with a number of examples that differs from the number in the network's outputs."""
         rows = self.outputs.shape[0]
         return {one.rule for one in self._applications if one.kept.shape[0] != rows or one.output.shape[0] != rows}
 
@@ -118,7 +118,7 @@ class Trace:
 
 
 class Pulled:
-    """K gradients [K, B, ...] at every call of a traced layer, of all or some examples.
+    """K gradients [K, B, ...] at every call of the traced layers, for all or some of the examples.
 
     Gradients with respect to weights follow from these gradients.
     """
@@ -127,7 +127,7 @@ class Pulled:
         self._found, self._index = found, index
 
     def rows(self, index: slice) -> Pulled:
-        """The gradients of some examples. Tensors of a layer are cut on demand."""
+        """The gradients of some examples. The tensors of a layer are sliced only when they are read."""
         return Pulled(self._found, index)
 
     def stays_within(self, rule: Rule, rows: int, total: int) -> bool:
@@ -169,7 +169,7 @@ class Pulled:
         return total
 
     def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """Kept inputs of a layer and its gradients [K, B, ...], call by call."""
+        """For each call of a layer: the kept inputs and the gradients [K, B, ...]."""
         own = [(application.kept, g) for application, g in self._found if application.rule is rule]
         return own if self._index is None else [(kept[self._index], g[:, self._index]) for kept, g in own]
 

@@ -14,7 +14,7 @@ JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
 
 
 def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factors, [..., n, n], and whether each factorization failed, [...]: the matrix is not positive definite or not finite.
+    """Lower factors, [..., n, n], and whether each matrix has no factor, [...] (it is not positive definite or not finite).
 
     Some LAPACK libraries do not report NaN or infinity. These values then appear in the factor's diagonal, which is checked here.
     """

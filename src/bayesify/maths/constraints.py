@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
-    r"""Positive number from an unconstrained number: softplus or, if there is a maximum, $\text{maximum} \cdot \text{sigmoid}$."""
+    r"""Positive number: softplus of an unconstrained number or, with a maximum, $\text{maximum} \cdot \text{sigmoid}$ of it."""
     return F.softplus(raw) if maximum is None else maximum * torch.sigmoid(raw)
 
 
@@ -22,7 +22,7 @@ def raw_positive(value: float, maximum: float | None = None) -> float:
         ValueError: If `value` is not between 0 and `maximum`.
     """
     if not 0 < value < (math.inf if maximum is None else maximum):
-        raise ValueError(f"value {value} is not between 0 and {maximum}; start below the cap")
+        raise ValueError(f"value {value} is not between 0 and {maximum}; give a smaller start value")
     if maximum is not None:
         return math.log(value) - math.log(maximum - value)
     return value + math.log(-math.expm1(-value))  # log(exp(v) - 1), stable at both ends
@@ -34,7 +34,7 @@ def raw_softplus(value: Tensor) -> Tensor:
 
 
 def raw_positives(values: Sequence[float], like: Tensor, maximum: float | None = None) -> Tensor:
-    """Raw values of several numbers, [len(values)], with the type and device of a tensor."""
+    """Raw values of several numbers, [len(values)], with the dtype and device of the tensor `like`."""
     return like.new_tensor([raw_positive(value, maximum) for value in values])
 
 
@@ -42,7 +42,7 @@ def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
     """Cholesky factor from its strictly lower entries, row by row, and its raw diagonal (softplus).
 
     Args:
-        packed: [*batch, n (n - 1) / 2].
+        packed: Strictly lower entries, row by row, [*batch, n (n - 1) / 2].
         raw_diagonal: [*batch, n].
 
     Returns:
@@ -60,10 +60,10 @@ def strict_tril(packed: Tensor, n: int) -> Tensor:
 
 
 def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
-    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$, N strictly lower. Training steps change a row in proportion to its size.
+    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$ with N strictly lower triangular.
 
     Args:
-        relative: N row by row, [*batch, n (n - 1) / 2].
+        relative: Entries of N, row by row, [*batch, n (n - 1) / 2].
         raw_diagonal: Raw values of s (softplus), [*batch, n].
 
     Returns:
@@ -74,6 +74,6 @@ def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
 
 
 def raw_relative_tril(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Inverse of `relative_tril` for one factor [n, n]: N row by row, and the raw diagonal."""
+    """Inverse of `relative_tril` for one factor [n, n]: the entries of N, row by row, and the raw diagonal."""
     rows, cols = torch.tril_indices(len(factor), len(factor), -1, device=factor.device)
     return factor[rows, cols] / factor.diagonal()[rows], raw_softplus(factor.diagonal())

@@ -11,8 +11,8 @@ def split_r_hat(values: Tensor) -> Tensor:
 
     $$ \hat R^2 = \frac{T - 1}{T} + \frac{B}{W}, \quad B = \operatorname{var}_c(\bar v_c), \quad W = \operatorname{mean}_c(s_c^2) $$
 
-    The result is the larger of two values: for the numbers themselves, and for their distances from the median. Chains with the
-    same mean but different widths therefore disagree (Vehtari et al. 2021, section 4.2).
+    The result is the larger of two values: $\hat R$ of the numbers themselves, and $\hat R$ of their distances from the
+    median. Chains with the same mean but different widths therefore disagree (Vehtari et al. 2021, section 4.2).
 
     Args:
         values: One or more numbers per step, [C, T, ...], with at least 4 steps.

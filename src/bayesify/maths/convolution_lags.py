@@ -45,7 +45,7 @@ class _Box:
 
     Args:
         lags: Lag in each axis.
-        ranges: First position and end in each axis, for the factor that the lag does not shift in this axis.
+        ranges: First position and end in each axis, counted in the factor that the lag does not shift in this axis.
         axis: An axis in which the box is a strip at a border.
     """
 
@@ -66,10 +66,10 @@ class _Plan:
     """Plan for assembling the matrix of all pairs of kernel positions.
 
     Args:
-        lags: Half of the lags between kernel positions; the other half are their opposites.
-        order: Index of each pair's lag; opposite lags follow after all `lags`.
+        lags: Half of the lags between kernel positions; the other half have the opposite sign.
+        order: Index of each pair's lag in the list of `lags` followed by their opposites.
         boxes: All distinct boxes that the windows of pairs exclude from the full correlations.
-        targets: Pair of each excluded term.
+        targets: Index of the pair from which each term is subtracted.
         sources: Index of each term among boxes and their transposes: 2 i for box i, 2 i + 1 for its transpose.
         signs: Sign of each term, [terms, 1, 1, 1].
     """
@@ -113,7 +113,7 @@ def _plan(sizes: tuple[int, ...], geometry: Geometry, device: torch.device) -> _
 
 
 def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> list[tuple[int, _Box]]:
-    """Positions that the window of two kernel positions excludes from the full correlation, as a signed sum of boxes."""
+    """Positions of the full correlation that a pair of kernel positions does not see, as a signed sum of boxes."""
     choices = []
     for axis, (i, j) in enumerate(zip(a, b, strict=True)):
         d, k = geometry.dilation[axis], geometry.kernel[axis]
@@ -137,7 +137,7 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 
 
 class _Lagged(Function):
-    """Correlations of maps at lags [lags, G, C, C], over boxes [boxes, G, C, C] and with targets [K, G, C, R], and sums of all.
+    """Correlations of maps at lags [lags, G, C, C], over boxes [boxes, G, C, C], and with targets [K, G, C, R], and the sums.
 
     Each border is extracted from the map once, and all gradients with respect to the map are accumulated in one tensor.
     """
@@ -243,7 +243,7 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
-    """First position and end of each border that boxes need, by axis and by whether the border is at the start of the axis."""
+    """First position and end of each border that the boxes need. The key is the axis, and whether the border is at its start."""
     found: dict[tuple[int, bool], tuple[int, int]] = {}
     for box in boxes:
         (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])

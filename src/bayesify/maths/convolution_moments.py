@@ -5,10 +5,10 @@ stride s, dilation d and padding p. Hence
 
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
-At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions except a few at the borders, which a and b do not
-both reach. The correlations come from Fourier transforms (`correlate`), and the border strips are
-subtracted. With a larger stride, patches of a few examples at a time are extracted and multiplied, and extracted again for
-the gradient. In both cases, the computation needs the memory of a few maps (Ober & Aitchison 2021, section 2.2).
+At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions except the few at the borders that
+only one of a and b reaches. The correlations come from Fourier transforms (`correlate`), and the border strips are
+subtracted. With a larger stride, patches of a few examples at a time are extracted and multiplied, and extracted again
+for the gradient. In both cases, the computation needs the memory of a few maps (Ober & Aitchison 2021, section 2.2).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def convolution_moments(
 ) -> tuple[Tensor, Tensor]:
     r"""$A^\top A$ and $A^\top V$ for each group.
 
-    A diagonal $\Lambda$ with one value per example is passed by its root, as `scale` and `ones`. A full $\Lambda$ over examples
-    is applied by its root to x, V and the ones.
+    If $\Lambda$ is diagonal with one value per example, pass its square root as `scale` and `ones`. If $\Lambda$ is a
+    full matrix over examples, multiply x, V and the ones by its square root first.
 
     Args:
         x: The map, [M, c_in, *n].
         targets: V, [M, c_out, *o].
         geometry: Geometry of the convolution.
         ones: If there is a bias, the entry of each example in the last column of A, [M].
-        scale: Factor on x and V of each example, [M].
+        scale: Factor by which x and V of each example are multiplied, [M].
 
     Returns:
         [G, D, D] and [G, D, c_out / G], with D = c_in / G times the kernel's positions, and one more for a bias.
@@ -82,7 +82,7 @@ def _products(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, T
 
 
 def _patches(x: Tensor, geometry: Geometry) -> Tensor:
-    """A of each group, transposed: [G, D, M o]."""
+    """The transposed matrix A of each group: [G, D, M o]."""
     x, bare = geometry.padded(x)
     dims, x = len(bare.kernel), windows(x, bare.kernel, bare.stride, bare.dilation)
     order = (1, 2, *range(3 + dims, 3 + 2 * dims), 0, *range(3, 3 + dims))

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices, $A = Q \Lambda Q^\top$, in the type of A.
+    r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices, $A = Q \Lambda Q^\top$, in the dtype of A.
 
-    The computation is in float64, on the CPU if the device lacks this type. In float32 some machines' LAPACK does not converge
-    for curvatures with many zero rows.
+    The computation is in float64, and on the CPU if the device does not support float64. In float32 some machines'
+    LAPACK does not converge for curvatures with many zero rows.
 
     Args:
         matrix: A, [..., n, n].
@@ -42,8 +42,8 @@ def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]
     r"""Largest singular values of a matrix with their vectors, $A \approx P S Q^\top$: [m, r], [r], [r, n], S descending.
 
     If at most half of the values are needed, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is
-    several times faster, with an error of about the root of the machine precision. Otherwise, or if a value is as small as this
-    error, they come from a singular value decomposition.
+    several times faster, with an error of about the square root of the machine precision. Otherwise, or if a value is
+    as small as this error, they come from a singular value decomposition.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     thin = matrix.mT if tall else matrix

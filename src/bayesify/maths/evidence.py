@@ -14,7 +14,7 @@ def fixed_point_noise(
     r"""MacKay's fixed point for the noise, $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$ with $\gamma$ effective parameters.
 
     Args:
-        spectrum: Eigenvalues of the curvature under `noise`, whitened by the prior.
+        spectrum: Eigenvalues of the curvature at the noise variance `noise`, whitened by the prior.
         factor: Initial factor on the prior precisions, which is optimized as well.
         noise: Initial variance.
         squared_norm: Squared norm of the mean weights, whitened by the prior.

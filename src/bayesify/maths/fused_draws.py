@@ -37,7 +37,7 @@ Place = tuple[Tensor, tuple[int, ...], tuple[int, ...], int]
 
 
 class Plan:
-    r"""Memory layout of many diagonal Gaussians for kernels: S draws of each, and their KL to zero-mean priors.
+    r"""Memory layout of many diagonal Gaussians for kernels that compute S draws of each, and their KL to zero-mean priors.
 
     The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from its own tiles
     of the stream, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. The table has these columns: the
@@ -45,8 +45,8 @@ class Plan:
     draw, the first number of the draws, the first number of the gradient, and whether vector loads are possible.
 
     Args:
-        means: m of each Gaussian, without gaps in memory.
-        log_stds: log s of each Gaussian, with the same layout.
+        means: Mean m of each Gaussian, without gaps in memory.
+        log_stds: Log standard deviation log s of each Gaussian, with the same layout.
         prior_stds: $\sigma$ of each Gaussian.
         num_draws: S.
         antithetic: Whether every second draw uses the negative noise of the draw before it.
@@ -112,7 +112,7 @@ class Plan:
 
 
 def offset(value: Tensor, base: Tensor) -> int:
-    """Position of a tensor in memory relative to a base tensor, in numbers of its type."""
+    """Position of a tensor in memory relative to a base tensor, counted in numbers of its dtype."""
     return (value.data_ptr() - base.data_ptr()) // value.element_size()
 
 
@@ -131,7 +131,7 @@ def tile_owners(tiles: Sequence[int], device: torch.device) -> Tensor:
 
 
 class Places(Sequence[Place]):
-    """Places of tensors in one piece of memory."""
+    """Positions of tensors in one piece of memory."""
 
     def __init__(self, joined: Joined, flat: Tensor) -> None:
         self.joined, self.flat = joined, flat
@@ -173,7 +173,7 @@ class Joined:
         self.orders = [(0, *sorted(range(1, len(size)), key=lambda axis: -stride[axis])) for size, stride in layouts]
 
     def places(self, flat: Tensor) -> Places:
-        """Places of all tensors. The first tensor begins at the start of `flat`."""
+        """Positions of all tensors. The first tensor begins at the start of `flat`."""
         return Places(self, flat)
 
     def at(self, flat: Tensor, index: int) -> list[Tensor]:
@@ -199,11 +199,11 @@ class Joined:
         return [flat.as_strided(*layout) for layout in self.layouts]
 
     def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
-        """Copies of tensors of these sizes, [S, *shape] each, in one piece; absent tensors and gaps are 0.
+        """Copies of tensors of these sizes, [S, *shape] each, in one piece of memory; absent tensors and gaps are 0.
 
         Args:
             values: Tensors of one type.
-            zeros: Zeros of this type, [ALIGNMENT_NUMBERS].
+            zeros: Zeros of the result's dtype, [ALIGNMENT_NUMBERS].
         """
         pieces = []
         for at in self.order:
@@ -223,7 +223,7 @@ def make_plan(
     antithetic: bool,
     dtypes: Sequence[torch.dtype],
 ) -> DrawPlan | None:
-    """A plan for Gaussians whose draws have the given types; `None` if types differ, or a kernel cannot read the parameters."""
+    """A plan for Gaussians whose draws have the given dtypes; `None` if dtypes differ or a kernel cannot read the parameters."""
     if len(set(dtypes)) > 1 or not all(map(_is_dense, means, log_stds)):
         return None
     return Plan(means, log_stds, prior_stds, num_draws, antithetic, dtypes[0])
@@ -252,7 +252,7 @@ Reference = Callable[[Tensor], tuple[list[Tensor], Tensor]]
 
 
 class _FusedDraw(Function):
-    """Draws and KL of a plan; the backward pass generates the noise again."""
+    """Draws and KL of a plan. The backward pass generates the noise again."""
 
     @staticmethod
     def forward(ctx: Any, plan: DrawPlan, reference: Reference, seed: Tensor, *parameters: Tensor) -> Any:
@@ -305,7 +305,7 @@ def _kernels_run(device: torch.device) -> bool:
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:
-    """First numbers of a stream (see `maths.philox`), [count], in float32. The seed, [1], is below $2^{63}$ and sets the device."""
+    """First numbers of a stream (see `maths.philox`), [count], in float32, on the device of the seed, [1], below $2^{63}$."""
     from bayesify.maths.philox_kernels import normal_kernel
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)

@@ -39,7 +39,7 @@ def has_products(device: torch.device) -> bool:
 
 
 class Shape(NamedTuple):
-    """Number of columns that a kernel processes at a time, and number of rows if the kernel loops over rows."""
+    """Number of columns that a kernel processes at a time, and the number of rows at a time if it loops over rows."""
 
     step: int
     tall: int
@@ -54,7 +54,8 @@ OPTIONS = {"num_warps": 4, "num_stages": 1}
 
 @dataclass(frozen=True)
 class Matrix:
-    """One matrix `[W b]` in the kernels' layout (columns in memory order), with its noise $[E_3 E]$. $E_3$ has `thin` columns.
+    """One matrix `[W b]` in the layout that kernels read (columns in memory order), together with its noise $[E_3 E]$.
+    $E_3$ has `thin` columns.
 
     Args:
         outputs: Sizes and strides of W, and of b if there is one, in the network.
@@ -102,7 +103,7 @@ class MatheronPlan:
     Args:
         matrices: All matrices, in groups of equal size.
         counts: Number of matrices in each group.
-        stack: Numbers of rows, outputs and inputs to which the factors are padded, if the factors form one stack.
+        stack: If the factors form one stack: the numbers of rows, outputs and inputs to which they are padded.
         thin: Number of columns of $E_3$ in the noise, and of $B_c$ before $A_c$; a multiple of four.
         num_draws: S.
         antithetic: Whether every second draw uses the negative noise of the draw before it.
@@ -142,7 +143,7 @@ class MatheronPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=device)
 
     def _orders(self, counts: Sequence[int], length: int | None) -> list[Tensor | None]:
-        """Column of $A_c$ at each place in memory, [G, 1, d_in], for each group; `None` if memory has the same order."""
+        """For each group, the column of $A_c$ at each position in memory, [G, 1, d_in]; `None` if memory has the same order."""
         found: list[Tensor | None] = []
         for first, last in pairwise(accumulate(counts, initial=0)):
             members = self.matrices[first:last]
@@ -158,7 +159,7 @@ class MatheronPlan:
         return found
 
     def _tables(self) -> None:
-        """Make the kernels' tables; see the class. Each program has a part, a block of rows or a block of columns."""
+        """Make the kernels' tables; see the class. Each program processes one part, block of rows or block of columns."""
         table: list[list[int]] = []
         units: list[tuple[int, ...]] = []
         blocks: list[tuple[int, ...]] = []
@@ -214,7 +215,7 @@ class MatheronPlan:
         return torch.empty(*shape, dtype=torch.float32, device=self.device)
 
     def _kind(self, low: bool, block: int = BLOCK) -> tuple[Any, ...]:
-        """Compile-time arguments of kernels that generate noise; they follow the number of columns of $E_3$."""
+        """Compile-time arguments of kernels that generate noise; they come after the number of columns of $E_3$."""
         kind = (low, self.antithetic, ROUNDS, fused_draws.HAS_FAST_SINES, self.lookups)
         return self.thin, self.size, block, SHAPES[low].step, *kind
 
@@ -228,7 +229,7 @@ class MatheronPlan:
             seed: Seed of the noise, [1].
             rows: See `operands`.
             cols: See `operands`.
-            start: V of each matrix, [S, M_r, M_c], concatenated.
+            start: Matrices V, [S, M_r, M_c] each, concatenated.
             size: s of each matrix.
         """
         from bayesify.maths import matheron_kernels as kernels

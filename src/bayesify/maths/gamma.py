@@ -1,4 +1,4 @@
-"""Gamma distributions by shape and rate: reparameterized draws, KL and the moments of inverse roots."""
+"""Gamma distributions, given by shape and rate: reparameterized draws, KL and the moments of inverse roots."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float)
 
     $$ (a - a_0) \psi(a) - \log \frac{\Gamma(a)}{\Gamma(a_0)} + a_0 \log \frac{b}{b_0} + a \frac{b_0 - b}{b} $$
 
-    The computation uses float64 if the device has it, because for large layers single terms reach millions of nats.
+    The computation uses float64 if the device supports it, because single terms reach millions of nats in large layers.
 
     Args:
         shape: a.
@@ -57,7 +57,7 @@ def inverse_root_moments(shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widened(value: Tensor) -> Tensor:
-    """The value in float64, if its device has that type."""
+    """The value in float64, if its device supports float64."""
     return value if value.device.type == "mps" else value.double()
 
 

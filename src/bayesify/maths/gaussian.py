@@ -17,7 +17,7 @@ UNIT_ENTROPY = 0.5 * math.log(2 * math.pi * math.e)
 
 
 class _Draw(Function):
-    """Draws of many diagonal Gaussians and their summed KL to zero-mean priors, in a few calls in total."""
+    """Draws of many diagonal Gaussians and their summed KL to zero-mean priors, computed for all Gaussians together."""
 
     @staticmethod
     def forward(ctx: Any, prior_stds: list[float], noise: list[Tensor], *parameters: Tensor) -> Any:
@@ -59,7 +59,7 @@ def _with_kl(
 ) -> list[Tensor]:
     r"""Gradients with respect to all means, then all log stds, including the KL's gradients.
 
-    `slopes` are gradients with respect to s, and are overwritten.
+    `slopes` are gradients with respect to s. They are overwritten.
 
     $$ \bar m = \text{through} + \overline{\mathrm{KL}}\, m / \sigma^2, \qquad
        \overline{\log s} = (\text{slopes} + \overline{\mathrm{KL}}\, s / \sigma^2)\, s - \overline{\mathrm{KL}} $$
@@ -153,8 +153,8 @@ def draw_diagonals(
     r"""Draws $m + s \epsilon$ of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
 
     Args:
-        means: m of each Gaussian, any shape.
-        log_stds: log s of each Gaussian, the same shapes.
+        means: Mean m of each Gaussian, in any shape.
+        log_stds: Log standard deviation log s of each Gaussian, in the shape of its mean.
         noise: $\epsilon$ of each Gaussian, [S, *shape].
         prior_stds: $\sigma$ of each Gaussian.
 
@@ -174,8 +174,8 @@ def diagonal_moments(
     r"""Means and variances of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
 
     Args:
-        means: m of each Gaussian, any shape.
-        log_stds: log s of each Gaussian, the same shapes.
+        means: Mean m of each Gaussian, in any shape.
+        log_stds: Log standard deviation log s of each Gaussian, in the shape of its mean.
         prior_stds: $\sigma$ of each Gaussian.
 
     Returns:
@@ -191,12 +191,13 @@ def diagonal_moments(
 def standard_kl(std: Tensor, mean: Tensor | None = None, counts: Tensor | None = None) -> Tensor:
     r"""KL of independent Gaussians to standard normals, $\sum_i n_i (\tfrac12 (m_i^2 + s_i^2 - 1) - \log s_i)$, a scalar.
 
-    Forward and backward use few operations, because on a GPU each operation takes as long as its launch.
+    The forward and backward passes use few operations, because on a GPU the launch dominates the time of each
+    operation.
 
     Args:
         std: s.
-        mean: m, of the same shape; 0 by default.
-        counts: n, of the same shape, without gradient; 1 by default.
+        mean: Means m, in the same shape; 0 by default.
+        counts: Factors n, in the same shape, without gradient; 1 by default.
     """
     found: Tensor = _StandardKL.apply(std, mean, counts)
     return found

@@ -23,7 +23,7 @@ def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None
     Args:
         a, b: Positive parameters.
         x: Upper limit, from 0 to 1.
-        rest: 1 - x, if it is known more precisely than the subtraction gives it.
+        rest: The value of 1 - x, if it is known more precisely than by subtraction.
     """
     rest = 1 - x if rest is None else rest
     a, b, x, rest = torch.broadcast_tensors(*(part.double() for part in (a, b, x, rest)))
@@ -36,7 +36,7 @@ def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None
 
 
 def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """The continued fraction; on a CPU by NumPy, which is four times faster than torch for few numbers."""
+    """The continued fraction. On a CPU it is computed by NumPy, which is four times faster than torch for few numbers."""
     parts = [part.reshape(-1) for part in (a, b, x)]
     if a.is_cpu:
         with np.errstate(all="ignore"):
@@ -47,7 +47,7 @@ def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
 
 
 def _lentz(library: Any, a: Any, b: Any, x: Any) -> Any:
-    """Lentz's method for vectors of NumPy or torch, elementwise."""
+    """Lentz's method, elementwise, for NumPy arrays or torch tensors."""
     tiny = torch.finfo(torch.float64).tiny
 
     def nonzero(value: Any) -> Any:

@@ -29,7 +29,8 @@ def squared_exponential_matrix(x: Tensor, other: Tensor, log_variance: Tensor) -
 def distances(x: Tensor, other: Tensor) -> Tensor:
     """Distances between rows, [..., N, D], [..., M, D] -> [..., N, M]; exactly 0, with gradient 0, between equal rows.
 
-    They are computed from differences, because products would give equal rows a distance of 1e-8 of their norm in float64.
+    They are computed from differences, because with products, rounding would give equal rows a distance of 1e-8 times
+    their norm in float64.
     """
     return torch.cdist(x, other, compute_mode="donot_use_mm_for_euclid_dist")
 

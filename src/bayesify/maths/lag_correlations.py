@@ -1,6 +1,6 @@
 r"""Correlations between feature maps at given lags, through their Fourier transforms.
 
-Purpose: regression on the patches of a convolution needs $A^\top A$, where A has a row for each position and a column for each
+Regression on the patches of a convolution needs $A^\top A$, where A has a row for each position and a column for each
 channel and kernel position. Away from borders, the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$. It
 depends only on the lag $\delta = b - a$, and the 81 pairs of a 3 x 3 kernel have 25 lags (see `convolution_lags` for borders).
 
@@ -8,7 +8,7 @@ Method: with $X(f)$ the transform of x over a period P, padded with zeros so tha
 
 $$ \sum_q x_c(q)\, x_e(q + \delta) = \frac1P \sum_f \overline{X_c(f)}\, X_e(f)\, e^{2 \pi i f \delta / P}. $$
 
-1. `_spectrum` transforms x and y, concatenated, into real and imaginary parts; a real map needs half of the frequencies.
+1. `_spectrum` transforms x and y, concatenated, into real and imaginary parts, with half of the frequencies for real maps.
 2. `correlate` multiplies, for each frequency, all channels by all channels in one product that sums over examples.
 3. `_waves` contains cosine and sine of $2 \pi f \delta / P$ for the requested lags; one more product sums over f.
 4. `correlate_gradient` reverses these steps: a sum over lags, one product per frequency, and `_maps` from spectra to maps.
@@ -73,10 +73,10 @@ def correlate(
     Args:
         x: [M, G, C, *n].
         y: [M, G, R, *o].
-        own_lags: $\delta$ between x and x.
-        cross_lags: $\delta$ between x and y.
+        own_lags: Lags $\delta$ between x and x.
+        cross_lags: Lags $\delta$ between x and y.
         sizes: Period in each axis, so large that no lag wraps around.
-        scale: Factor on x and y of each example, [M].
+        scale: Factor by which x and y of each example are multiplied, [M].
 
     Returns:
         [own lags, G, C, C], [cross lags, G, C, R], and the values for `correlate_gradient`.
@@ -159,7 +159,7 @@ def _lag_sum(waves: Tensor, values: Tensor) -> Tensor:
 
 
 def fast_size(least: int) -> int:
-    """Smallest size of at least `least` with prime factors 2, 3 and 5 only, for which transforms are fast."""
+    """Smallest size of at least `least` whose prime factors are only 2, 3 and 5, so that its Fourier transform is fast."""
     size = max(1, least)
     while True:
         rest = size
@@ -182,7 +182,7 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
     """Fourier transform of two maps, [M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R].
 
-    The first axis has half of the frequencies, other axes have all frequencies.
+    The first axis has half of the frequencies; all other axes have all frequencies.
     """
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]
@@ -251,8 +251,9 @@ def _scaled(maps: Tensor, scale: Tensor | None) -> Tensor:
 def _matrices(size: int, length: int, real: bool, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Real matrices of a Fourier transform of `length` positions with period `size`, and of its inverse.
 
-    For real inputs: [2 f, n] and [n, 2 f] with half of the frequencies, rows by frequency, then part. For complex inputs:
-    [2 s, 2 n] and [2 n, 2 s], columns by part, then position.
+    For real inputs: [2 f, n] and [n, 2 f] with half of the frequencies; rows are ordered by frequency, then by real or
+    imaginary part. For complex inputs: [2 s, 2 n] and [2 n, 2 s]; columns are ordered by real or imaginary part, then
+    by position.
     """
     count = size // 2 + 1 if real else size
     angles = 2 * math.pi * ((torch.arange(count)[:, None] * torch.arange(length)) % size).double() / size  # [f, n]

@@ -1,4 +1,4 @@
-"""Choice of the entries to keep in pruning."""
+"""Choose the entries that pruning keeps."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
     """Masks of the largest scores over several tensors together.
 
     Args:
-        scores: Scores by name, in the dense shapes.
-        masks: Entries left after earlier pruning, by name; `None` for all.
+        scores: Scores by weight name, each with the shape of the unpruned weight.
+        masks: Masks of the entries that earlier pruning left, by name; `None` if all entries are left.
         keep: Fraction of all entries, including pruned ones, to keep.
 
     Returns:
         A mask per name. Exactly `round(keep * entries)` entries, but at least one, are true. Pruned entries stay false.
 
     Raises:
-        ValueError: If fewer entries than this fraction are left.
+        ValueError: If fewer entries are left than `keep` asks for.
     """
     left: dict[str, Tensor] = {}
     for name, score in scores.items():

@@ -39,7 +39,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Factors:
-    r"""Quantities that draws share: everything that depends only on Z and D, for L matrices with inducing matrices of one size.
+    r"""Quantities that all draws share because they depend only on Z and D, for L matrices with inducing matrices of the same size.
 
     With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$, so that
     $A A^\top + B B^\top = I$. Matrices of equal size form a group; a group of G matrices has one entry in the lists.
@@ -66,11 +66,11 @@ class Factors:
 
 @dataclass(frozen=True)
 class Augmented:
-    """Parameters of factors: L matrices with inducing matrices of one size, in groups of matrices of equal size.
+    """Parameters of L matrices with inducing matrices of the same size, in groups of matrices of equal size.
 
     Args:
-        z_row: Z_r of each group, [G, M_r, d_out].
-        z_col: Z_c of each group, [G, M_c, d_in].
+        z_row: Matrices Z_r of each group, [G, M_r, d_out].
+        z_col: Matrices Z_c of each group, [G, M_c, d_in].
         d_row: Diagonals of D_r, [L, M_r].
         d_col: Diagonals of D_c, [L, M_c].
     """
@@ -82,15 +82,17 @@ class Augmented:
 
 
 def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Factors]:
-    r"""Factors of augmented matrices. One Cholesky call factorizes all sides of one size, or on a GPU all sides of all blocks.
+    r"""Factors of augmented matrices. One Cholesky call factorizes all $\Psi$ of one size or, on a GPU, of all blocks.
 
-    D squared is increased by 1e-12 of the largest diagonal entry of Z Z^T. The augmented prior has the right marginal for every
-    D, so this changes only the posterior family, not the validity of the bound. Without this increase, a D that training drives to
-    0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in float64 if the device has it.
+    $D^2$ is increased by 1e-12 times the largest diagonal entry of Z Z^T. The augmented prior has the right marginal
+    for every D, so this changes only the posterior family, not the validity of the bound. Without this increase, a D
+    that training drives to 0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in
+    float64 if the device supports it.
 
     Args:
         blocks: The matrices.
-        stack: Whether small matrices on a GPU are also multiplied all at once, for one draw with gradients.
+        stack: Whether products of small matrices on a GPU are also computed in one call, as is faster for one draw with
+            gradients.
     """
     if stack and blocks[0].d_row.device.type in STACKS_ON and _stack_pays(blocks):
         return _factorize_stack(blocks)
@@ -189,7 +191,7 @@ def _cut(stacked: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
 
 
 def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tensor:
-    """The tensor with its last axes padded to a size."""
+    """The tensor with its last axes padded with zeros to a size."""
     rest = size - value.shape[-1]
     return F.pad(value, (0, rest) * axes, value=fill) if rest else value
 
@@ -278,10 +280,10 @@ def conditional_draw(
         factors: See `factorize`.
         u: Whitened U, [L, S, M_r, M_c].
         scale: $\lambda$, [L].
-        sigma: $\sigma$, [L], or [L, S] if it differs between draws.
-        noise: Noise of these shapes, see `noise_shapes`; it is overwritten if gradients are off.
-        dtype: Type of the operands of products with matrices of the weights' size, which are summed in float32. If gradients are
-            off, it is also the type of the draws.
+        sigma: Prior standard deviations $\sigma$, [L], or [L, S] if they differ between draws.
+        noise: Noise arrays with the shapes of `noise_shapes`. They are overwritten if gradients are off.
+        dtype: Dtype of the operands in products with matrices of the weights' size; the products are summed in float32.
+            If gradients are off, draws also have this dtype.
 
     Returns:
         [G, S, d_out, d_in] of each group.
@@ -339,13 +341,13 @@ def draw_group(
 class GroupDraw(Function):
     r"""Draws of one group with hand-written gradients.
 
-    Let $E$ be the noise of W's size and s its scale. With $o = E A_c^\top + E_3 B_c^\top$, $i = V - s A_r o$ for the start V, and
-    $l = A_r^\top i$, draws are $W = s E + l A_c$. The gradient $\bar W$ gives $\bar l = \bar W A_c^\top$,
-    $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and
-    $\bar A_c = l^\top \bar W + \bar o^\top E$, $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$,
-    $\bar s = \langle \bar W, E \rangle - \langle \bar i, A_r o \rangle$. These are three products with matrices of the weights'
-    size instead of four. The noise E is kept for the backward pass, because $\bar A_c$ and $\bar s$ are products with E. If the
-    products have another type, a copy of E in that type is kept too.
+    Let $E$ be noise of the same size as W, and let s be its scale. With $o = E A_c^\top + E_3 B_c^\top$, $i = V - s A_r
+    o$ for the start V, and $l = A_r^\top i$, draws are $W = s E + l A_c$. The gradient $\bar W$ gives $\bar l = \bar W
+    A_c^\top$, $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and $\bar A_c = l^\top \bar W + \bar o^\top E$,
+    $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$, $\bar s = \langle \bar W, E \rangle -
+    \langle \bar i, A_r o \rangle$. This takes three products with matrices of the weights' size instead of four. The
+    noise E is kept for the backward pass, because $\bar A_c$ and $\bar s$ are products with E. If the products have
+    another dtype, a copy of E in that dtype is kept too.
     """
 
     @staticmethod
@@ -405,7 +407,7 @@ def _times(left: Tensor, right: Tensor) -> Tensor:
 def draw_low(
     dtype: torch.dtype, row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
 ) -> Tensor:
-    """Draws of one group in a type of low precision; see `conditional_draw`."""
+    """Draws of one group in a low-precision dtype; see `conditional_draw`."""
     low = torch.mul(wide, size, out=_aligned(wide, dtype))
     flat, right = low.flatten(1, 2), _rounded(col, dtype)
     outer = torch.baddbmm(_times(flat, right.mT), thin.mul_(size).flatten(1, 2), rest.mT).view(thin.shape)
@@ -414,11 +416,11 @@ def draw_low(
 
 
 def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Memory of a tensor's shape with rows aligned to eight numbers, because products of unaligned rows use slow kernels."""
+    """Empty tensor of the same shape, with rows aligned to eight numbers, because products of unaligned rows use slow kernels."""
     *shape, size = like.shape
     return torch.empty(*shape, -(-size // 8) * 8, dtype=dtype, device=like.device)[..., :size]
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor in another type, with aligned rows."""
+    """A copy of a tensor in another dtype, with aligned rows."""
     return value if value.dtype == dtype else _aligned(value, dtype).copy_(value)

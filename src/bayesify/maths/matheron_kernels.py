@@ -26,7 +26,7 @@ def _dot(a, b, total, LOW: tl.constexpr):
 
 @triton.jit
 def _read(row, column):
-    """Entry of the table that fits into 32 bits."""
+    """Entry of the table, which must fit into 32 bits."""
     return tl.load(row + column).to(tl.int32)
 
 
@@ -56,7 +56,7 @@ def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
 
 @triton.jit
 def _matrix(flat, row, column, one, other, ones, others):
-    """Entries (one, other) of a matrix; 0 outside. `column` of the table holds the matrix's position and row length."""
+    """Entries (`one`, `other`) of a matrix; 0 outside it. `column` of the table holds the matrix's position and row length."""
     place = flat + tl.load(row + column) + (one[:, None] * _read(row, column + 1) + other[None, :])
     return tl.load(place, mask=(one < ones)[:, None] & (other < others)[None, :], other=0.0)
 
@@ -123,7 +123,7 @@ def reach_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr, LOW: tl.constexpr,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr, LOOKUPS: tl.constexpr,
 ):  # fmt: skip
-    """Part of $A_r o$ from a block of rows of $[E_3 E]$ and some columns."""
+    """Part of $A_r o$ that comes from a block of rows and some columns of $[E_3 E]$."""
     unit = units + 4 * tl.program_id(0)
     draw = tl.program_id(1)
     row = table + tl.load(unit) * COLUMNS

@@ -17,7 +17,7 @@ from bayesify.maths.signatures import Function, leading_axes
 
 
 class NoiseSource:
-    """Source of the random numbers of a draw: a torch generator. Subclasses may provide, replay or stack the numbers.
+    """Source of the random numbers of a draw: a torch generator. Subclasses can take the numbers from elsewhere.
 
     Args:
         generator: Generator on any device; the global generator by default.
@@ -31,12 +31,12 @@ class NoiseSource:
         return [] if self.generator is None else [self.generator]
 
     def normal(self, count: int, like: Tensor) -> Tensor:
-        """Standard normal numbers of a tensor's type on its device, [count].
+        """Standard normal numbers with the dtype and device of a tensor, [count].
 
-        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). Numbers for a GPU also come
-        from there if the generator is on the CPU. Other numbers on a GPU with Triton come from `kernel_normals`. In all these
-        cases the torch generator gives the seed, so the same generator gives the same numbers on any number of cores. Otherwise
-        the numbers are torch's own.
+        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). Numbers for a GPU
+        also come from `normal_numbers` if the generator is on the CPU. Other numbers on a GPU with Triton come from
+        `kernel_normals`. In all these cases the torch generator gives the seed, so the same generator gives the same
+        numbers on any number of cores. Otherwise the numbers are torch's own.
         """
         if self.by_kernel(like):
             return kernel_normals(count, self.seed(like.device))
@@ -75,7 +75,7 @@ class NoiseSource:
 
 
 class SeededNoise(NoiseSource):
-    """Normal numbers from a seed that was drawn earlier.
+    """Source whose normal numbers come from a seed that was drawn earlier.
 
     Args:
         value: The seed, [1].
@@ -112,7 +112,7 @@ class StackedNoise(NoiseSource):
         return [generator for source in sources for generator in source.generators()]
 
     def by_kernel(self, like: Tensor) -> bool:
-        """As in `NoiseSource`, for each model's own source."""
+        """Whether each model's own source uses kernels; see `NoiseSource.by_kernel`."""
         source = self.sources if isinstance(self.sources, NoiseSource) else self.sources[0]
         return source.by_kernel(like)
 
@@ -138,7 +138,7 @@ class StackedNoise(NoiseSource):
 
 
 class _PerModel(Function):
-    """Function of one model's source and tensors under `vmap`, evaluated for all models at once."""
+    """Function of the source and tensors of one model; under `vmap`, it is evaluated for all models at once."""
 
     @staticmethod
     def forward(index: Tensor, sources: Any, make: Any, *arguments: Tensor) -> Tensor:
@@ -158,10 +158,10 @@ class _PerModel(Function):
 
 
 def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
-    """Member indices for draws of a mixture, in random order. The counts of members differ by at most one.
+    """Member indices for draws of a mixture, in random order. The numbers of draws per member differ by at most one.
 
-    Every index is uniform over members, as with independent choices. If `num_draws` equals `num_members`, however, each member
-    occurs once, which removes this part of the Monte Carlo error.
+    Every index is uniformly distributed over the members, as with independent choices. If `num_draws` equals
+    `num_members`, however, each member occurs once, which removes the Monte Carlo error of the choice.
 
     Returns:
         [num_draws], integers.
@@ -172,7 +172,7 @@ def choose_members(num_members: int, num_draws: int, generator: Randomness, devi
 
 
 def standard_normal(count: int, like: Tensor, generator: Randomness = None) -> Tensor:
-    """Standard normal numbers of a tensor's type on its device, [count]; see `NoiseSource.normal`."""
+    """Standard normal numbers with the dtype and device of a tensor, [count]; see `NoiseSource.normal`."""
     return source_of(generator).normal(count, like)
 
 
@@ -187,11 +187,12 @@ With shorter streams, threads wait for Python's lock (two x86-64 cores: 24 ms in
 
 
 def normal_numbers(count: int, kind: Any, seed: int) -> Any:
-    r"""Standard normal numbers, [count], the same for a seed on any number of cores.
+    r"""Standard normal numbers, [count]; a seed gives the same numbers on any number of cores.
 
     Block b has its own stream, `SFC64` seeded with (seed, b). In float32 each number comes from 32 bits, a signed integer i:
-    $x = \operatorname{sign}(i)\, \Phi^{-1}(1 - |i| / 2^{32})$. The quantile function is piecewise linear, with 128 lines per power
-    of two of |i|, accurate to $10^{-5}$ up to 6.2 standard deviations. In float64 numbers come from numpy's ziggurat.
+    $x = \operatorname{sign}(i)\, \Phi^{-1}(1 - |i| / 2^{32})$. The quantile function is piecewise linear, with 128
+    segments per power of two of |i|, and accurate to $10^{-5}$ up to 6.2 standard deviations. In float64, the numbers
+    come from NumPy's ziggurat method.
 
     Args:
         count: Number of numbers.
@@ -238,7 +239,7 @@ def _upper_halves(numbers: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _table() -> tuple[Any, Any]:
-    """Intercepts and slopes of the lines, indexed by the upper half of i as a float32, with its sign: [2^16] each."""
+    """Intercepts and slopes of the segments, indexed by the upper 16 bits of i as a signed float32: [2^16] each."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     exponent = (upper >> 23) & 0xFF
     used = (exponent >= 127) & (exponent <= 158)  # 1 to 2^32; 0 occurs once in 2^32 numbers and is treated as 1
@@ -260,5 +261,5 @@ def _quantile(integer: Any) -> Any:
 
 @lru_cache(maxsize=4)
 def _pool(workers: int, process: int) -> ThreadPoolExecutor:
-    """Threads that fill blocks; a forked process gets its own pool, because threads do not survive a fork."""
+    """Pool of threads that fill blocks. A forked process gets its own pool, because threads do not survive a fork."""
     return ThreadPoolExecutor(workers, thread_name_prefix="bayesify-noise")

@@ -43,7 +43,7 @@ def fold_kernel(
     SY: tl.constexpr, SX: tl.constexpr, DY: tl.constexpr, DX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """For each position of a map [M, H, W, C], the sum over the patches that contain it, times the example's precision."""
+    """For each position of a map [M, H, W, C], the sum over all patches that contain it, multiplied by the example's precision."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     channel = tl.arange(0, WIDE)[None, :]
     place = row % (height * width)
@@ -71,7 +71,7 @@ def scale_kernel(
     found, precision, out, count, positions,
     start: tl.constexpr, outputs: tl.constexpr, full: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Columns of a matrix from `start` on, with each row multiplied by its example's precision, in float32."""
+    """The columns of a matrix from column `start` on, in float32, with each row multiplied by its example's precision."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)[None, :]
     mask = (row < count)[:, None] & (column < outputs)

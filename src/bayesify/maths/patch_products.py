@@ -1,10 +1,11 @@
 r"""Matrices of a regression on a convolution's patches, from products of bfloat16 patches, which kernels compute on a GPU.
 
-A network that runs in bfloat16 has features of this type. Products of two bfloat16 numbers are exact in float32, and a GPU sums
-in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m has only the rounding error of
-float32 sums over one example's positions. $\lambda$ multiplies these sums. Only V is rounded to bfloat16, like the network's
-outputs that V replaces. For any rounding of V, the two matrices still belong to a regression, so the bound remains a bound.
-Unlike in `convolution_moments`, patches are extracted, and chunks of examples bound the memory.
+The features of a network that runs in bfloat16 are bfloat16 numbers. Products of two bfloat16 numbers are exact in
+float32, and a GPU sums in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m
+has only the rounding error of float32 sums over one example's positions. $\lambda$ multiplies these sums. Only V is
+rounded to bfloat16, as are the network's outputs, which V replaces. For any rounding of V, the two matrices still
+belong to a regression, so the bound remains a bound. Unlike `convolution_moments`, this module extracts the patches; it
+works on chunks of examples to limit the memory.
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ MAX_PATCH_NUMBERS = 2**28
 def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
     r"""$A^\top \Lambda A$ and $A^\top \Lambda V$ of a convolution with one group of channels.
 
-    Kernels serve maps with two axes. Other maps, and devices without kernels, use `convolution_moments` with the same numbers.
+    The kernels support maps with two axes. For other maps, and on devices without kernels, `convolution_moments`
+    computes the same matrices.
 
     Args:
         x: The map in bfloat16, [M, c_in, *n].
-        targets: V in float32, [M, c_out, *o].
+        targets: Targets V in float32, [M, c_out, *o].
         geometry: Geometry of the convolution.
-        scale: Root of the diagonal of $\Lambda$, one value per example, float32, [M].
-        bias: Whether the last column of A is 1.
+        scale: Square root of the diagonal of $\Lambda$, one float32 value per example, [M].
+        bias: Whether the last column of A contains ones.
 
     Returns:
         [1, D, D] and [1, D, c_out] in float32, with D = c_in times the kernel's positions, and one more for a bias.
@@ -55,14 +57,15 @@ def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor
 
 
 def _by_channel(matrix: Tensor, channels: int, bias: bool) -> Tensor:
-    """Reorder rows from position, then channel, to channel, then position; the row of the bias stays last."""
+    """Reorder rows that are sorted by position, then channel, to channel, then position; the row of the bias stays last."""
     own = matrix[:-1] if bias else matrix
     own = own.unflatten(0, (-1, channels)).transpose(0, 1).flatten(0, 1)
     return torch.cat((own, matrix[-1:])) if bias else own
 
 
 class _Products(Function):
-    r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, with columns of A by kernel position, then channel, then the ones: [D, D + R]."""
+    r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, with A's columns sorted by kernel position, then channel, the ones last:
+    [D, D + R]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:
@@ -114,7 +117,7 @@ def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
 
 
 def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tensor:
-    """Some columns of a matrix [M, *o, ...], multiplied by each example's precision, in float32, [M, *o, R]."""
+    """Some columns of a matrix [M, *o, ...] in float32, multiplied by each example's precision: [M, *o, R]."""
     from bayesify.maths.patch_kernels import scale_kernel
 
     out, wide = precision.new_empty(*found.shape[:-1], outputs), next_power_of_two(outputs)
@@ -127,7 +130,7 @@ def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tenso
 
 
 def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
-    """Gradients with respect to patches, [M, *o, (*k, C, ...)], summed at their positions, times the precision: [M, C, *n]."""
+    """Gradients with respect to patches, [M, *o, (*k, C, ...)], summed at each position, times the precision: [M, C, *n]."""
     from bayesify.maths.patch_kernels import fold_kernel
 
     sizes, channels = found.shape[1:-1], shape[1]

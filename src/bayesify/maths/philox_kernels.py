@@ -47,7 +47,7 @@ def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def noise_of_draw(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """Noise of a draw, whose tiles start `stride` after the previous draw's tiles; if PAIRS, every second draw is negated."""
+    """Noise of a draw; its tiles start `stride` after those of the previous draw. If PAIRS, every second draw is negated."""
     if PAIRS:
         noise = (1.0 - 2.0 * (draw % 2)) * _normals(seed, tile + (draw // 2) * stride, ROUNDS, FAST)
     else:
@@ -77,7 +77,7 @@ def _draw_tile(
     mean, log_std, out, size, between, start, seed, tile, stride, num_draws, half_precision,
     PAIRS: tl.constexpr, MASKED: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Draw one tile of a weight `num_draws` times, `between` numbers apart; return its part of the KL without constants."""
+    """Make `num_draws` draws of one tile, `between` numbers apart in memory; return the tile's part of the KL without constants."""
     at = start + tl.arange(0, TILE)
     m = _load(mean, at, size, MASKED)
     log_s = _load(log_std, at, size, MASKED)

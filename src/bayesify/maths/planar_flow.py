@@ -17,7 +17,7 @@ MARGIN_IN_ROUNDINGS = 32
 
 
 def slope(u: Tensor, w: Tensor) -> Tensor:
-    r"""$w \cdot \hat u$ of an invertible layer; it stays above -1 by more than rounding errors.
+    r"""$w \cdot \hat u$ of an invertible layer; it exceeds -1 by more than rounding errors.
 
     $$ w \cdot \hat u = \epsilon + (1 - \epsilon)\, \text{softplus}(w \cdot u) - 1, \qquad
        \epsilon = 32\, \text{eps}\, (1 + |u| |w|) \le \tfrac12 $$

@@ -12,7 +12,7 @@ from bayesify.maths.signatures import Function, leading_axes
 
 
 class _InverseAndLogDet(Function):
-    """A^-1, its diagonal and log det A; the gradient needs two products and no derivative of a factorization."""
+    """A^-1, its diagonal and log det A. The gradient needs two products and no derivative of a factorization."""
 
     @staticmethod
     def forward(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -38,7 +38,7 @@ class _InverseAndLogDet(Function):
 
 
 def inverse_from_factor(factor: Tensor) -> Tensor:
-    r"""$(L L^\top)^{-1}$, [..., n, n]. On CUDA a triangular solve computes it, which a graph can capture."""
+    r"""$(L L^\top)^{-1}$, [..., n, n]. On CUDA it is computed by a triangular solve, which a CUDA graph can capture."""
     if not factor.is_cuda:
         return torch.cholesky_inverse(factor)
     eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
@@ -97,9 +97,9 @@ def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor)
     r"""$k_b^\top w_o$ and $k_b^\top G_o k_b$ for symmetric G; differentiable once.
 
     Args:
-        weights: w, [S, M, O], or [1, M, O] if all draws share it.
-        matrix: G, [S, O', M, M], or [1, O', M, M].
-        columns: $k_b$, [S, M, B]; S is 1 if nothing differs between draws.
+        weights: Vectors $w_o$, [S, M, O], or [1, M, O] if all draws share them.
+        matrix: Matrices $G_o$, [S, O', M, M], or [1, O', M, M].
+        columns: Vectors $k_b$, [S, M, B]; S is 1 if nothing differs between draws.
 
     Returns:
         [S, B, O] and [S, O', B].

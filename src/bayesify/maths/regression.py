@@ -22,12 +22,12 @@ class Regression:
        \tilde m = (I + B)^{-1} T^\top A^\top \Lambda V $$
 
     where $w = T \tilde w$ has the prior covariance $T T^\top$ and $B = T^\top A^\top \Lambda A\, T$ (Ober & Aitchison 2021,
-    eq. 11). All eigenvalues of $I + B$ are at least 1, so the factorization does not depend on the prior's scale. All values,
-    including draws, are in float64 if the device has it.
+    eq. 11). All eigenvalues of $I + B$ are at least 1, whatever the prior's scale, so the factorization is stable. All
+    values, including draws, are in float64 if the device supports it.
 
     Args:
-        mean: $\tilde m$, [*batch, G, D, R].
-        root: $L^{-1}$, [*batch, G, D, D].
+        mean: Posterior mean $\tilde m$, [*batch, G, D, R].
+        root: Matrix $L^{-1}$, [*batch, G, D, D].
         log_det: $\log \det L$, summed over the G regressions, [*batch].
         failed: Nonzero if a factorization failed, [*batch, G]; the other fields are then meaningless.
     """
@@ -41,7 +41,7 @@ class Regression:
         r"""$\tilde W = \tilde m + L^{-\top} \epsilon$.
 
         Args:
-            noise: $\epsilon$, standard normal, [*batch, G, D, R].
+            noise: Standard normal noise $\epsilon$, [*batch, G, D, R].
         """
         return self.mean + self.root.mT @ noise.to(self.mean.dtype)
 
@@ -67,18 +67,18 @@ class Regression:
 
 @dataclass(frozen=True)
 class RegressionFactors:
-    r"""The two matrices on which G regressions depend, solved in float64 if the device has it.
+    r"""The two matrices on which G regressions depend, solved in float64 if the device supports it.
 
-    In float32, rounding loses the prior's identity matrix if $\lVert B \rVert$ exceeds about $10^4$. In float64 the identity is
-    preserved up to $10^{12}$. Beyond this it is still preserved if B is large only because of the units of its columns.
+    In float32, rounding loses the prior's identity matrix if $\lVert B \rVert$ exceeds about $10^4$. In float64, the
+    identity is preserved for norms up to $10^{12}$, and also for larger norms that are due only to the units of the
+    columns of B.
 
     Args:
-        gram: B, [*batch, G, D, D].
-        cross: $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
-        careful: Name of $I + B$ for warnings and errors. If it is given, a matrix that is not finite raises an error. All
-            eigenvalues of $I + B$ are at least 1 by construction. A matrix that rounding has made indefinite is replaced by the
-            nearest matrix with this property, so that no variance exceeds the prior's. If no name is given, failures are only
-            marked in `failed`.
+        gram: Matrix B, [*batch, G, D, D].
+        cross: Matrix $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
+        careful: Name of $I + B$ for warnings and errors. If it is given, a matrix that is not finite raises an error,
+            and a matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at
+            least 1, so that no variance exceeds the prior's. If it is not given, failures are only marked in `failed`.
     """
 
     gram: Tensor
@@ -111,12 +111,12 @@ class RegressionFactors:
         return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
 
     def draw(self, noise: Tensor, kl_form: str) -> tuple[Tensor, Tensor, Tensor]:
-        r"""A draw, its KL and `failed`; the closed KL has a hand-written gradient with half of the operations.
+        r"""A draw, its KL and `failed`. The closed KL has a hand-written gradient that needs half as many operations.
 
         $$ \tilde W = K^\top (K\, C + \epsilon), \qquad K = L^{-1} $$
 
         Args:
-            noise: $\epsilon$, [*batch, G, D, R].
+            noise: Noise $\epsilon$, [*batch, G, D, R].
             kl_form: `"closed"` or `"sampled"`.
         """
         if kl_form == "closed" and self.careful is None and not transforming():
@@ -137,7 +137,7 @@ def _floored_factor(precision: Tensor) -> Tensor:
 
 
 class _InverseFactor(Function):
-    r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient of three products.
+    r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient that takes three products.
 
     From $dL = L\, \Phi(K\, dP\, K^\top)$, with $\Phi$ the lower triangle whose diagonal is halved, follows
     $dK = -\Phi(K\, dP\, K^\top) K$.
@@ -179,7 +179,7 @@ class _InverseFactor(Function):
 
 
 class _Drawn(Function):
-    r"""$\tilde W$, the closed KL, whether a factorization failed, K and $\tilde m = K^\top K C$.
+    r"""A draw $\tilde W$, the closed KL, a flag for failed factorizations, K, and $\tilde m = K^\top K C$.
 
     With $\bar m = \bar W + \bar{\mathrm{KL}}\, \tilde m$, the gradient with respect to C is $\bar C = K^\top K \bar m$. The
     gradient with respect to $P$ is

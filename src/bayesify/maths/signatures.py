@@ -1,4 +1,4 @@
-"""Helpers for hand-written gradients: cached signatures, second derivatives, stacked models in leading axes."""
+"""Helpers for hand-written gradients: cached signatures, second derivatives, and stacked models on leading axes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Function(torch.autograd.Function):
 def gradients_again(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients that torch can differentiate again, from outputs of known operations; `None` for inputs without gradient."""
+    """Gradients of outputs of torch operations, which can be differentiated again; `None` for inputs without gradient."""
     given = [(out.to(grad.dtype), grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
     live, through = zip(*((out, grad) for out, grad in given if out.requires_grad), strict=True)
     wanted = [value for value in inputs if value.requires_grad]

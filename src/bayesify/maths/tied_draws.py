@@ -33,12 +33,12 @@ class TiedPlan:
     - number of row factors, number of column factors.
 
     Args:
-        means: M of each matrix, [rows, cols].
+        means: Mean M of each matrix, [rows, cols].
         raw_rows: Raw row factors of each matrix, [rows, rank].
         raw_cols: Raw column factors of each matrix, [cols, rank].
-        outputs: Sizes and strides of W, and of b if there is one, in the network, for each matrix.
-        lookups: Whether W is an embedding table, whose rows are the columns of the matrix.
-        prior_stds: $\sigma$ of W and of b for each matrix.
+        outputs: For each matrix, the sizes and strides in the network of W, and of b if there is one.
+        lookups: For each matrix, whether W is an embedding table, whose rows are the columns of the matrix.
+        prior_stds: Prior standard deviations $\sigma$ of W and of b for each matrix.
         num_draws: S.
         antithetic: Whether every second draw uses the negative noise of the draw before it.
         dtype: Data type of the draws.
@@ -94,7 +94,7 @@ class TiedPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
-        """Each block's matrix, side of the matrix, and number on this side: [blocks, 3]."""
+        """For each block, its matrix, its side of the matrix, and its number on this side: [blocks, 3]."""
         found = [
             (at, side, number)
             for at, pair in enumerate(sizes)
@@ -147,7 +147,7 @@ class TiedPlan:
 
 
 def _steps(size: tuple[int, ...], stride: tuple[int, ...], rows: int, lookup: bool) -> tuple[int, list[int]]:
-    """Columns of a weight's matrix; distance between rows, positions per channel, distances between channels and positions."""
+    """Number of a matrix's columns, distance between rows, positions per channel, distances between channels and positions."""
     if lookup:
         return size[0], [stride[1], 1, stride[0], 0]
     width = math.prod(size) // rows

@@ -24,7 +24,7 @@ def _softplus(x):
 
 @triton.jit
 def _entries(owners, table, base, factors, RANK: tl.constexpr):
-    """Entries of this program's tile: table row, chunk, places in the matrix, whether they exist, rows, columns, means, stds."""
+    """For this program's tile: table row, chunk, and the entries' positions, existence, rows, columns, means and stds."""
     place = tl.program_id(0)
     row = table + tl.load(owners + 2 * place) * COLUMNS
     chunk = tl.load(owners + 2 * place + 1)
@@ -79,7 +79,7 @@ def tied_gradient_kernel(
     owners, table, precisions, base, factors, seed, grads, weight, to_mean, to_std, num_draws,
     PAIRS: tl.constexpr, RANK: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients with respect to means and standard deviations; noise is generated again. d KL / d s = s / sigma^2 - 1 / s."""
+    """Gradients with respect to means and standard deviations, with noise generated again; d KL / d s = s / sigma^2 - 1 / s."""
     row, chunk, at, exist, i, j, mean, std = _entries(owners, table, base, factors, RANK)
     bias, where, between = _outputs(row, i, j)
     tile = tl.load(row + 5).to(tl.int32) + chunk

@@ -33,7 +33,7 @@ def cpu_float32_precisions() -> list[str]:
 
 
 def structure_key(structure: Any) -> Hashable:
-    """A structure of `tree_flatten` as part of a dictionary's key.
+    """A structure from `tree_flatten`, in a form that can be part of a dictionary's key.
 
     Structures contain lists in torch 2.6 and cannot be hashed there, so their text is used instead.
     """

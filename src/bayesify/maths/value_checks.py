@@ -36,7 +36,7 @@ def transforming() -> bool:
 
 
 def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """First name whose tensor contains NaN or infinity; integers and booleans are skipped."""
+    """Name of the first tensor that contains NaN or infinity; integer and boolean tensors are skipped."""
     given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
     norms = torch._foreach_norm([value for _, value in given]) if given else []
     if not norms or bool(torch.isfinite(torch.stack([norm.to(norms[0].device).float() for norm in norms]).sum())):

@@ -1,4 +1,4 @@
-r"""Matrices $W = S_1 H \operatorname{diag}(g) H S_2$: products, entries, geometry (Rossi et al. 2020)."""
+r"""Matrices $W = S_1 H \operatorname{diag}(g) H S_2$: products, entries and geometry (Rossi et al. 2020)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 def dyadic_values(g: Tensor) -> Tensor:
     r"""The D distinct numbers $c = D^{-1/2} H g$ of $H \operatorname{diag}(g) H$, whose entry (i, j) is $c_{i \oplus j}$.
 
-    The product of two rows of H is the row at the exclusive or of their indices, $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
+    The elementwise product of two rows of H is the row whose index is the exclusive or of their indices, up to a
+    factor: $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
 
     Args:
         g: [..., D].
@@ -53,7 +54,7 @@ def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 
 
 class _Dyadic(Function):
-    """Matrix with entries c_{i ^ j}. The gradient of c_k sums entries with i ^ j = k, by gathers instead of scatters."""
+    """Matrix with entries c_{i ^ j}. The gradient of c_k, a sum over entries with i ^ j = k, uses gathers, not scatters."""
 
     @staticmethod
     def forward(c: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (eq. 7): a local optimum by alternating least squares.
+    r"""Factors $s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (eq. 7), found by alternating least squares.
 
     Given two of $s_1$, $c$ and $s_2$, the best third factor has a closed form, so the distance never grows. The start has random
     signs, because the problem has many optima.
@@ -144,7 +145,7 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
     Args:
         matrix: [..., D, D].
         steps: Number of rounds over the three factors.
-        generator: Source of the random signs; the global one by default.
+        generator: Source of the random signs; torch's global generator by default.
 
     Returns:
         $s_1$, g and $s_2$, [..., D] each.

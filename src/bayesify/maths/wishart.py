@@ -22,7 +22,7 @@ def bartlett(dof: Tensor, size: int, num_draws: int, generator: Randomness = Non
     `draw_gamma`).
 
     Args:
-        dof: n, more than K - 1, not necessarily an integer; [*batch].
+        dof: Degrees of freedom n, [*batch]; larger than K - 1, not necessarily integers.
         size: K.
         num_draws: S.
         generator: Source of randomness.
@@ -55,8 +55,8 @@ def wishart_kl(precision: Tensor, dof: Tensor, prior_precision: float, prior_dof
     $$ \frac{n_0}{2} \log\det(\Psi / c) + \frac n2 (\operatorname{tr}(c \Psi^{-1}) - K)
        + \log \frac{\Gamma_K(n_0 / 2)}{\Gamma_K(n / 2)} + \frac{n - n_0}{2} \psi_K(n / 2) $$
 
-    with the multivariate gamma function $\Gamma_K$ and $\psi_K$, the derivative of its logarithm. The computation uses float64 if
-    the device has it.
+    with the multivariate gamma function $\Gamma_K$ and $\psi_K$, the derivative of its logarithm. The computation uses
+    float64 if the device supports it.
 
     Args:
         precision: $\Psi$, [*batch, K, K].

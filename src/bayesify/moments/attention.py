@@ -119,7 +119,7 @@ class AttentionWeights(Moments):
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Raise `NoRule` for every function."""
-        raise NoRule("a function of the attention weights (the second output of attention) has no rule")
+        raise NoRule("a function of the attention weights (the second output of attention) is not supported")
 
 
 def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: float) -> tuple[Moments, Tensor]:
@@ -130,16 +130,18 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     known = next(part for part in random if part is not None)
     for part in random:
         if part is not None and (part.batch != 0 or part.channels[-1] != 1 or part.channels[-2] != 0):
-            raise NoRule("attention whose queries, keys and values do not have the shape [B, ..., T, D] has no rule")
+            raise NoRule(
+                "attention whose queries, keys and values do not have the shape [B, ..., T, D] is not supported"
+            )
     parents = [part for part in random if part is not None]
     for one, other in itertools.combinations(parents, 2):
         lanes = one.own_lanes(), other.own_lanes()
         if meet(*lanes) or (meet(one.stem, other.stem) and not (one.aligned == other.aligned and all(lanes))):
-            raise NoRule("attention whose queries, keys and values come from the same random units has no rule")
+            raise NoRule("attention whose queries, keys and values come from the same random units is not supported")
     means = [given if own is None else own.mean for given, own in zip((query, key, value), random, strict=True)]
     spreads = [None if own is None else own.variance for own in random]
     if any(len(part) != len(known.mean) for part in means):
-        raise NoRule("attention with keys shared between examples has no rule")
+        raise NoRule("attention with keys shared between examples is not supported")
     together = torch.ones_like(known.together) if random[2] is None else random[2].together
     pairs = list(zip(means, spreads, strict=True))
     found, spread, attention, doubt = attend(pairs[0], pairs[1], pairs[2], together[1], mask, scale)
@@ -169,10 +171,7 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
 
 
 def _check_scores(variance: Tensor) -> None:
-    """Raise `NoRule` if the scores have too large a variance. The argument is the mean or the maximum over queries. If queries,
-    keys and values share noise, the rules miss the mean of their products. The maximum is then used, because a single query can
-    make the result wrong.
-    """
+    """Raise `NoRule` if the variance of the scores, given as the mean or the maximum over queries, is too large."""
     if variance > MAX_SCORE_STD**2:
         raise NoRule(
             f"attention scores vary too much between draws to be linearized (their standard deviation is "
@@ -219,7 +218,7 @@ def _scaled_dot_product(
     enable_gqa: bool = False,
 ) -> Moments:
     if dropout_p or enable_gqa or isinstance(attn_mask, Moments):
-        raise NoRule("attention with dropout, grouped queries, or a random mask has no rule")
+        raise NoRule("attention with dropout, grouped queries, or a random mask is not supported")
     shape, keys = query.shape, key.shape[-2]
     like = next(part.mean_ for part in (query, key, value) if isinstance(part, Moments))
     mask = attn_mask if attn_mask is None or attn_mask.dtype != torch.bool else ~attn_mask
@@ -254,9 +253,11 @@ def _multi_head(
 ) -> Any:
     """Multi-head attention with inputs and outputs [T, B, E], which is the order of axes that torch passes."""
     if bias_k is not None or bias_v is not None or add_zero_attn or use_separate_proj_weight or query.ndim != 3:
-        raise NoRule("attention with extra keys, with separate projection weights, or without a batch axis has no rule")
+        raise NoRule(
+            "attention with extra keys, with separate projection weights, or without a batch axis is not supported"
+        )
     if dropout_p and training:
-        raise NoRule("attention with dropout has no rule")
+        raise NoRule("attention with dropout is not supported")
     same = query is key and key is value
     query, key, value = (
         part.transpose(0, 1) for part in (query, key, value)
@@ -270,7 +271,7 @@ def _multi_head(
         projections = [_projected(*each) for each in zip((query, key, value), weights, biases, strict=True)]
     heads = [projected.unflatten(-1, (num_heads, -1)).transpose(1, 2) for projected in projections]  # [B, heads, T, D]
     if not any(isinstance(part, Moments) for part in heads):
-        raise NoRule("attention in which only the output projection is random has no rule")
+        raise NoRule("attention in which only the output projection is random is not supported")
     like = next(part.mean_ for part in heads if isinstance(part, Moments))
     mask = _additive(attn_mask, like)
     if mask is not None and mask.ndim == 3:

@@ -41,7 +41,7 @@ def _pass_of(*weights: Any) -> Pass | None:
 
 
 def _known(x: Any, weight: Any) -> Any:
-    """A layer's input with known variances. They are needed because they multiply the noise of random weights."""
+    """A layer's input with known variances. The variances are needed because they multiply the noise of random weights."""
     if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt == EXACT:
         return x
     value = value_of(x)
@@ -66,7 +66,7 @@ def _own(
 
 
 def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Mean product of neighboring units along one axis, which is the last of the given axes that is longer than 1."""
+    """Mean product of neighboring units along the last of the given axes that is longer than 1."""
     axis = next((axis for axis in reversed(axes) if value.shape[axis] > 1), None)
     if axis is None:
         return value.square().mean(axes)
@@ -162,7 +162,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
         x = units(value := replace(value, together=torch.zeros_like(value.together)))
     batch = find_batch(mean, mean.ndim - 1, pass_) if value is None else value.batch
     if batch == mean.ndim - 1:
-        raise NoRule("a linear map over the axis of examples has no rule")
+        raise NoRule("a linear map over the axis of examples is not supported")
     channels = (*tuple(-1 if axis == batch else 0 for axis in range(mean.ndim - 1)), 1)
     together = mean.new_ones(2, mean.shape[batch])
     noise: Noise | None = None
@@ -236,9 +236,9 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
         pass_ = _pass_of(weight, bias)
         channels = (-1, 1, *[0] * (mean.ndim - 2))
         if mean.ndim != weight_mean.ndim or (pass_ is not None and len(mean) != pass_.rows):
-            raise NoRule("a convolution of one example without a batch axis has no rule")
+            raise NoRule("a convolution of one example without a batch axis is not supported")
         if isinstance(x, Moments) and value_of(x).channels != channels:
-            raise NoRule("a convolution over an axis that an earlier layer turned into channels has no rule")
+            raise NoRule("a convolution over an axis that an earlier layer turned into channels is not supported")
 
         mean, variance = channels_last(mean), None if variance is None else channels_last(variance)
 
@@ -380,14 +380,14 @@ def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
     share = float((noise * scale.square()).mean())
     if share > MAX_NOISE_SHARE:
         raise NoRule(
-            f"{what} has no rule for units that are mostly noise (the noise share is {share:.2g}, but at most "
+            f"{what} does not support units that are mostly noise (the noise share is {share:.2g}, but at most "
             f"{MAX_NOISE_SHARE:g} is supported)"
         )
 
 
 def _fixed(what: str, *values: Any) -> None:
     if any(isinstance(value, Moments) for value in values):
-        raise NoRule(f"{what} with a random scale or shift has no rule; leave scale and shift as point estimates")
+        raise NoRule(f"{what} with a random scale or shift is not supported; leave scale and shift as point estimates")
 
 
 @Moments.rule(F.batch_norm)
@@ -404,9 +404,9 @@ def _batch_norm(
     """Batch normalization in evaluation mode, which is an affine map of each channel."""
     _fixed("batch normalization", weight, bias)
     if training or running_var is None:
-        raise NoRule("batch normalization by the batch's own statistics has no rule")
+        raise NoRule("batch normalization with the batch's own statistics is not supported")
     if x.ndim < 2:
-        raise NoRule("batch normalization without an axis of channels has no rule")
+        raise NoRule("batch normalization without an axis of channels is not supported")
 
     def function(units: Tensor) -> Tensor:
         return F.batch_norm(units, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -421,7 +421,7 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
     _fixed("layer normalization", weight, bias)
     value = value_of(x)
     if len(shape) > 1 or value.channels[-1] != 1:
-        raise NoRule("layer normalization over more than one axis of channels has no rule")
+        raise NoRule("layer normalization over more than one axis of channels is not supported")
     dense = channel_covariances(value) if shape[0] <= MAX_DENSE_CHANNELS else None
     if dense is not None:
         return _dense_layer_norm(value, dense, weight, bias, eps)
@@ -504,7 +504,7 @@ def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     relative = (4 * both + 2 * squares) / count**2
     if relative.max() > MAX_SCALE_VARIANCE:
         raise NoRule(
-            "layer normalization whose squared scale varies too much between draws has no rule (the relative variance "
+            "layer normalization whose squared scale varies too much between draws is not supported (the relative variance "
             f"is {float(relative.max()):.2g}, but at most {MAX_SCALE_VARIANCE:g} is supported)"
         )
     factor = 1 + 0.375 * relative
@@ -528,7 +528,7 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
     _fixed("group normalization", weight, bias)
     value = nonlinear(value_of(x), "group normalization")
     if value.channels != (-1, 1, *[0] * (x.ndim - 2)):
-        raise NoRule("group normalization has a rule only for maps [B, C, ...] with random channels")
+        raise NoRule("group normalization supports only maps [B, C, ...] with random channels")
     shape = (len(value.mean), groups, x.shape[1] // groups, -1)
     z, spread, scale = _normalized(value.mean.reshape(shape), value.variance.reshape(shape), eps)
     _check_noise("group normalization", scale, value.variance.reshape(shape).mean((-2, -1), keepdim=True))
@@ -551,7 +551,8 @@ def _normalized_channels(
 ) -> tuple[Tensor, Tensor]:
     """The mean and variance of units [..., C] after normalization, scale and shift.
 
-    This is `_normalized` for one position per channel. It needs fewer steps and no square root of a variance.
+    This is the special case of `_normalized` with one position per channel. It needs fewer steps and no square root of
+    a variance.
     """
     share = 1 / mean.shape[-1]
     centered = mean - mean.mean(-1, keepdim=True)

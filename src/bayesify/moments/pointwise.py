@@ -194,7 +194,7 @@ def _by_quadrature(function: Callable[..., Tensor], count: int) -> None:
 
     def own(x: Moments, *args: Any, **kwargs: Any) -> Moments:
         if any(isinstance(part, Moments) for part in (*args, *kwargs.values())):
-            raise NoRule(f"{name} with a random argument has no rule")
+            raise NoRule(f"{name} with a random argument is not supported")
         kwargs.pop("inplace", None)
         kept = args[:-1] if args and isinstance(args[-1], bool) else args
         rises = _rises(name.rstrip("_"), *kept, *kwargs.values())

@@ -61,7 +61,8 @@ def predict_moments(
     """The predictive distribution, computed from the moments of the outputs; see `BayesianNetwork.predict`.
 
     Raises:
-        ValueError: If a posterior does not have independent Gaussian weights, a layer has no rule, or the batch is empty.
+        ValueError: If a posterior does not have independent Gaussian weights, if a layer is not supported, or if the
+            batch is empty.
     """
     weights, decisions = _weights(runner.network, posteriors, layout)
     if batch_size(args, kwargs) == 0:
@@ -84,8 +85,7 @@ def predict_moments(
 def _weights(
     network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
 ) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
-    """For each weight name, the mean and the variance (`None` for 0). For each posterior, a cache of decisions for its current
-    state."""
+    """The mean and the variance (`None` for 0) by weight name, and a cache of decisions for the current state of each posterior."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
     decisions: list[dict[Any, Any]] = []
@@ -178,7 +178,7 @@ class _Network:
         except RuntimeError as error:
             if "TorchScript" not in str(error):
                 raise
-            raise _refusal(_layer(network, error), "a TorchScript function has no rule") from error
+            raise _refusal(_layer(network, error), "a TorchScript function is not supported") from error
         if value.batch != 0:
             raise _refusal(type(network).__name__, "the first axis of the output is not the batch")
         return value
@@ -296,7 +296,7 @@ def _check_recurrent(network: nn.Module) -> None:
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             place = f"{name or 'the network'} ({type(module).__name__})"
-            raise _refusal(place, "recurrent layers have no rule")
+            raise _refusal(place, "recurrent layers are not supported")
 
 
 def _layer(network: nn.Module, error: BaseException) -> str:
@@ -330,8 +330,7 @@ def _rule(size: int) -> Tensor:
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Points of an integration rule over the Gaussian of the outputs, [n, B, ...]. The covariance's diagonal is increased by a
-    relative 1e-6."""
+    """Points of an integration rule over the Gaussian of the outputs, [n, B, ...]."""
     mean, spread = gaussian.mean, gaussian.covariance
     if spread.ndim == 2:
         half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)

@@ -38,7 +38,7 @@ class Noise(Protocol):
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Parts [B, F] whose squares add up to the variance of the sum of slope times noise over the units.
+        """Parts [B, F] whose squares add up to the variance of the products slope times noise, summed over the units.
 
         The slopes have the units' shape.
         """
@@ -311,7 +311,7 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         plan: Plan of the outputs.
-        like: A tensor [B, O] with the type and the device of the result.
+        like: A tensor [B, O] with the dtype and the device of the result.
     """
     kept: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
     for found in plan.features(like):
@@ -332,7 +332,7 @@ def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor,
 
     Args:
         plan: Plan of the units.
-        like: A tensor [B, O] with the type and the device of the result.
+        like: A tensor [B, O] with the dtype and the device of the result.
         pairs: Distance between the two units of a pair; with 0, no covariances are computed.
 
     Returns:

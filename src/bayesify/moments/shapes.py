@@ -66,7 +66,7 @@ def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
             elif flag and size > 1 and found[axis] != -1:
                 found[axis] = flag if found[axis] in (0, flag) else 1
     if found.count(-1) != 1:
-        raise NoRule("operands with different axes of examples have no rule")
+        raise NoRule("operands with different axes of examples are not supported")
     return tuple(found)
 
 
@@ -164,7 +164,7 @@ def _product(x: Value, y: Value) -> Moments:
     if meet(x.sources, y.sources):
         pair = settled_pair(_broadcast(x, found), _broadcast(y, found))
         if pair is None:
-            raise NoRule("a product of two units that have noise in common has no rule")
+            raise NoRule("a product of two units that have noise in common is not supported")
         x, y, both = pair
         found = found + both
     else:
@@ -207,12 +207,12 @@ def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> 
     """A mean over axes. Channels are independent, and positions are correlated."""
     value = value_of(x)
     if dim is None:
-        raise NoRule("a mean over all axes, including the batch, has no rule")
+        raise NoRule("a mean over all axes, including the batch, is not supported")
     axes = sorted({axis % x.ndim for axis in ((dim,) if isinstance(dim, int) else dim)}, reverse=True)
     spread, layout, doubt, num_averaged = value.variance, list(value.channels), value.doubt, 1
     for axis in axes:
         if layout[axis] == -1 or layout[axis] > 1:
-            raise NoRule("a mean over the batch or over flattened features has no rule")
+            raise NoRule("a mean over the batch or over flattened features is not supported")
         if layout[axis] == 1:
             spread = spread.mean(axis, keepdim=True) / spread.shape[axis]
     positions = tuple(axis for axis in axes if layout[axis] == 0)
@@ -270,7 +270,7 @@ def _average(pool: Callable[..., Tensor], is_adaptive: bool) -> None:
 def _maps(x: Moments) -> Value:
     value = value_of(x)
     if x.ndim < 3 or value.channels != (-1, 1, *[0] * (x.ndim - 2)):
-        raise NoRule("pooling has a rule only for maps [B, C, ...] with random channels")
+        raise NoRule("pooling supports only maps [B, C, ...] with random channels")
     return value
 
 
@@ -309,7 +309,7 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
             ceil_mode = any(space % one for space, one in zip(spaces, sizes, strict=True))
         if ceil_mode or return_indices or per_axis(dilation, dims) != [1] * dims or math.prod(kernel) > MAX_WINDOW:
             raise NoRule(
-                f"maximum pooling of uneven or dilated windows, or of more than {MAX_WINDOW} positions, has no rule"
+                f"maximum pooling of uneven or dilated windows, or of more than {MAX_WINDOW} positions, is not supported"
             )
         pads = [side for side in reversed(sides) for _ in range(2)]
         counts = [
@@ -408,7 +408,7 @@ def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, windo
         return _between(pairs, [part.flatten() for part in windows(places)], windows(_linear_share(value)))
     if dims == 1 and window > MAX_WINDOW_OF_ALIKE:
         raise NoRule(
-            f"maximum pooling of more than {MAX_WINDOW_OF_ALIKE} positions of a sequence has no rule in a network that is too "
+            f"maximum pooling of more than {MAX_WINDOW_OF_ALIKE} positions of a sequence is not supported in a network that is too "
             "large to compare all pairs of positions"
         )
     return value.per_example(value.together[0]).to(value.mean)
@@ -528,7 +528,7 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
             return view(x, value)
         channels = reshaped(x.shape, value.channels, mean.shape)
         if channels.count(-1) != 1:
-            raise NoRule("a change of shape that merges examples with other axes has no rule")
+            raise NoRule("a change of shape that merges examples with other axes is not supported")
         doubt, before, after = value.doubt, _kinds(value.channels, x.shape), _kinds(channels, mean.shape)
         if before != after:  # positions become channels, for example in a flattened sequence
             doubt = max(doubt, ESTIMATED)
@@ -631,7 +631,7 @@ def _index(x: Any, index: Any) -> Any:
         flag, size, whole = value.channels[axis], x.shape[axis], part == slice(None)
         whole = whole or (isinstance(part, slice) and part.indices(size) == (0, size, 1))
         if flag == -1 and not whole:
-            raise NoRule("indexing along the axis of examples has no rule")
+            raise NoRule("indexing along the axis of examples is not supported")
         if flag > 1 and not whole:
             made = replace(made, doubt=max(made.doubt, ESTIMATED))
         if isinstance(part, slice):
@@ -643,7 +643,7 @@ def _index(x: Any, index: Any) -> Any:
 
 
 def _narrowed(value: Value) -> Value:
-    """The units with their noise sources in the last layer restricted to their own channels."""
+    """The units, whose noise sources in the last layer are restricted to the channels of the units."""
     own = value.own_lanes()
     if not own or not meet(own, value.sources):
         return value
@@ -686,10 +686,10 @@ def _cat(values: Sequence[Any], dim: int = 0) -> Moments:
     random = [value_of(value) for value in values if isinstance(value, Moments)]
     layouts = {value.channels for value in random}
     if len(layouts) > 1:
-        raise NoRule("torch.cat of units whose channels lie on different axes has no rule")
+        raise NoRule("torch.cat of units whose channels lie on different axes is not supported")
     channels = layouts.pop()
     if channels[dim] == -1:
-        raise NoRule("torch.cat along the axis of examples has no rule")
+        raise NoRule("torch.cat along the axis of examples is not supported")
     means = [value_of(value).mean if isinstance(value, Moments) else value for value in values]
     spreads = [value_of(value).variance if isinstance(value, Moments) else torch.zeros_like(value) for value in values]
 
@@ -711,5 +711,5 @@ def _pad(x: Moments, pad: Any, mode: str = "constant", value: float | None = Non
     old = value_of(x)
     mean, variance = F.pad(old.mean, pad, mode, value), F.pad(old.variance, pad, mode)
     if any(flag == -1 or flag > 1 for flag in old.channels[x.ndim - len(pad) // 2 :]):
-        raise NoRule("padding of the axis of examples or of flattened features has no rule")
+        raise NoRule("padding of the axis of examples or of flattened features is not supported")
     return units(old.derived(mean, variance, lambda change: F.pad(change, pad, mode)))

@@ -29,7 +29,7 @@ class NoRule(Exception):
     """Raised if a function has no rule for means and variances.
 
     Args:
-        reason: Words that name the function and say why it has no rule.
+        reason: Text that names the function and says why it is not supported.
     """
 
 
@@ -200,7 +200,7 @@ class Moments(StructuredWeight):
 
     def materialize(self) -> Tensor:
         """Always raises `NoRule`, because there is no equivalent plain tensor."""
-        raise NoRule("a plain tensor is needed")
+        raise NoRule("this step needs a plain tensor instead of means and variances")
 
     def unbind(self, dim: int = 0) -> tuple[Any, ...]:
         """Slices of the units along an axis, as for any tensor. Unlike in other structured weights, the slices are not draws."""
@@ -216,7 +216,7 @@ class Moments(StructuredWeight):
                 "out-of-place operation"
             )
         if other.shape != self.shape:
-            raise NoRule(f"{name} changes the shape in place")
+            raise NoRule(f"{name} changes the shape in place, which is not supported")
         self.value_, self.components_, self.static_ = other.value_, other.components_, other.static_
         return self
 
@@ -225,7 +225,7 @@ class Moments(StructuredWeight):
         """Apply the rule of a function. An in-place operation changes the value of its first argument."""
         kwargs, name = kwargs or {}, getattr(func, "__name__", str(func))
         if kwargs.get("out") is not None:
-            raise NoRule(f"{name} with out= has no rule")
+            raise NoRule(f"{name} with out= is not supported")
         rule = cls.rules.get(func)
         if rule is not None and kwargs:
             kwargs = _renamed(rule, kwargs)
@@ -235,7 +235,7 @@ class Moments(StructuredWeight):
             except TypeError as error:
                 if rule is None:
                     raise
-                raise NoRule(f"{name} with these arguments has no rule") from error
+                raise NoRule(f"{name} with these arguments is not supported") from error
         if not isinstance(args[0], Moments):
             raise NoRule(f"{name} adds noise to a plain tensor in place; use the out-of-place operation")
         return args[0].become(super().__torch_function__(func, types, args, kwargs), name)
@@ -244,7 +244,7 @@ class Moments(StructuredWeight):
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         """Raise `NoRule` for a function without a rule."""
         name = getattr(func, "__name__", str(func))
-        raise NoRule(f"{name} has no rule for means and variances")
+        raise NoRule(f"{name} is not supported")
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -365,7 +365,7 @@ def nonlinear(value: Value, what: str) -> Value:
     found = _settle(value)
     if found is None and value.doubt == UNKNOWN:
         raise NoRule(
-            f"{what} has no rule for units in which a random layer's outputs are combined with themselves (added or "
+            f"{what} does not support units in which a random layer's outputs are combined with themselves (added or "
             "concatenated)"
         )
     return value if found is None else replace(value, variance=_back(found[0], value), doubt=EXACT)
@@ -382,7 +382,7 @@ def check_gaussian(value: Value, what: str) -> None:
     share = 0.0 if found is None else float((found[1] / found[0].clamp_min(1e-30)).max())
     if share > MAX_BENT_SHARE:
         raise NoRule(
-            f"{what} has no rule for units that are far from Gaussian ({share:.0%} of a variance is nonlinear noise, but "
+            f"{what} does not support units that are far from Gaussian ({share:.0%} of a variance is nonlinear noise, but "
             f"at most {MAX_BENT_SHARE:.0%} is supported)"
         )
 
@@ -479,8 +479,7 @@ def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
     found = [axis for axis in range(axes) if x.shape[axis] == pass_.rows]
     if not found:
         raise NoRule(
-            f"an input of shape {tuple(x.shape)} has no axis for the {pass_.rows} examples, and there is no "
-            "rule for such inputs"
+            f"an input of shape {tuple(x.shape)} has no axis for the {pass_.rows} examples, which is not supported"
         )
     if len(found) > 1 and pass_.rows > 1:
         raise SameSizes
@@ -503,7 +502,7 @@ def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
     if x.value_ is not None:
         return x.value_
     if x.pass_ is None:
-        raise NoRule(f"{x.name_ or 'a weight outside a pass'} has no moments of units")
+        raise NoRule(f"{x.name_ or 'a weight outside a pass'} has no means and variances")
     axes = axes or x.ndim
     key = (x.name_, axes, batch)
     if key in x.pass_.units:
@@ -511,7 +510,7 @@ def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
     use(x)
     shape = [*[1] * (axes - x.ndim), *x.shape]
     if len(shape) > axes or shape[batch] != 1:
-        raise NoRule(f"{x.name_}, a random weight without an axis for examples, has no rule here")
+        raise NoRule(f"{x.name_} is a random weight without an axis for examples, which is not supported here")
     sizes = [*shape[:batch], x.pass_.rows, *shape[batch + 1 :]]
     mean, variance = (part.view(shape).expand(sizes) for part in (x.mean_, x.variance_))
     channels = tuple(-1 if axis == batch else 1 for axis in range(axes))
@@ -580,5 +579,5 @@ def use(weight: Any) -> None:
     """
     if isinstance(weight, Moments) and weight.pass_ is not None:
         if weight.name_ in weight.pass_.used:
-            raise NoRule(f"{weight.name_} is used more than once in a pass, and these uses are not independent")
+            raise NoRule(f"{weight.name_} is used more than once in a pass, so the uses are not independent")
         weight.pass_.used.add(weight.name_)

@@ -29,9 +29,9 @@ class Dropout(Posterior):
     - layers before the last BatchNorm layer (in the order of `named_modules()`), because BatchNorm statistics suit no
       single mask (Li et al. 2019). If all selected layers come before it, they are masked.
 
-    q has no density, so $-\mathbb{E}_q \log p(W)$ replaces the KL. A rate of 0 is the same as `Point`. Stored: `value`
-    (M), starting at the network's weights. The noise is one number per input of a layer, so a GPU needs no special
-    kernel. Repeated draws are captured as CUDA graphs.
+    q has no density, so $-\mathbb{E}_q \log p(W)$ replaces the KL. A rate of 0 is the same as `Point`. Stored
+    parameters: `value` (M), which starts at the network's weights. The noise is one number per input of a layer, so a
+    GPU needs no special kernel. Repeated draws are captured as CUDA graphs.
 
     Args:
         rate: Probability that an input is dropped. The default is 0.05. `fit` lowers this default if it would make a
@@ -110,7 +110,7 @@ class Dropout(Posterior):
 
 
 def _on_inputs(weight: Weight, mask: Tensor) -> Tensor:
-    """Broadcast a mask over input channels [S, groups * units] against [S, *shape]."""
+    """Reshape a mask over input channels, [S, groups * units], so that it broadcasts against weights [S, *shape]."""
     draws, kernel = mask.shape[0], (1,) * (len(weight.shape) - 2)
     if weight.transposed:
         return mask.view(draws, -1, 1, *kernel)

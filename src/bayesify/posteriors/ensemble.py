@@ -28,10 +28,10 @@ class Ensemble(Posterior):
     A network may have several ensembles with $K_1, K_2, \dots$ members. Together they form
     $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks, each with its own statistics. Network n uses member n mod $K_i$ of
     ensemble i. Ensembles of equal size K form K networks.
-    Stored: `value`, with a leading axis of members.
+    Stored parameters: `value`, with a leading axis of members.
 
     Args:
-        members: K, the number of members.
+        members: Number of members K.
         init: How the members start. With `"reset"`, the first member starts at the network's weights. The other members
             get their initial values from `reset_parameters()` of the module that owns the weight. If the module has no
             such method, the initial values are normal with the mean and spread of the weight. With `"network"`, the

@@ -25,10 +25,10 @@ class FullCovariance(Posterior):
     $$ q(w_l) = \mathcal{N}(m_l, L_l L_l^\top) $$
 
     where $w_l$ holds the weight and then the bias of a layer, each in row-major order. Layers are independent of each
-    other. Stored: `mean_value` freely, starting at the network's weights; `raw_diagonal`, the diagonal of each factor,
-    through softplus; `lower`, the strictly lower part relative to the diagonal, freely and packed row by row
-    ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a row in proportion to its size,
-    regardless of its length. A layer with P weights needs P + P (P + 1) / 2 numbers.
+    other. Stored parameters: `mean_value` is unconstrained and starts at the network's weights. `raw_diagonal` gives
+    the diagonal of each factor through softplus. `lower` is unconstrained and holds the strictly lower part relative to
+    the diagonal, row by row ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a row in
+    proportion to its size, regardless of its length. A layer with P weights needs P + P (P + 1) / 2 numbers.
 
     Args:
         init_std: Diagonal of every factor before training. The default is a tenth (less before BatchNorm) of the root mean
@@ -82,7 +82,7 @@ class FullCovariance(Posterior):
         return weights, request.prior.cross_entropy(moments, self.sizes()) - self.entropy()
 
     def _factor(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """s and N of L = diag(s) (I + N), [P] and [P, P]."""
+        """Diagonal s, [P], and lower part N, [P, P], of L = diag(s) (I + N)."""
         diagonal = positive(self.raw_diagonal[layer.name])
         return diagonal, strict_tril(self.lower[layer.name], len(diagonal))
 

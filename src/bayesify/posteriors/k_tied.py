@@ -26,12 +26,12 @@ class KTied(Posterior):
 
     $$ q([W\,b]_{ij}) = \mathcal{N}\bigl(M_{ij}, (\textstyle\sum_k u_{ik} v_{jk})^2\bigr) $$
 
-    Stored: `mean_value` freely, starting at the network's weights; `raw_row` [rows, rank] and `raw_col` [cols, rank] through
-    softplus. This is about half as many numbers as a mean-field posterior has. If the rank is above 1, the factors
-    start 10 % apart, because equal factors would stay equal.
+    Stored parameters: `mean_value`, which is unconstrained and starts at the network's weights, and `raw_row` [rows,
+    rank] and `raw_col` [cols, rank], which softplus maps to u and v. This is about half as many numbers as a mean-field
+    posterior has. If the rank is above 1, the factors start 10 % apart, because equal factors would stay equal.
 
     Args:
-        rank: k, the rank of each layer's matrix of standard deviations.
+        rank: Rank k of each layer's matrix of standard deviations.
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
             of the layer's weights.
 
@@ -84,8 +84,7 @@ class KTied(Posterior):
         return weights, self._kl(request.prior, stds)
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`. All weights must have the same type, and each layer must have exactly one weight and at most
-        one bias."""
+        """See `Posterior`. All weights must have the same dtype, and each layer must have one weight and at most one bias."""
 
         def are_pairs() -> bool:
             of_one_type = len({request.dtype(weight.name) for weight in self.weights}) == 1

@@ -37,18 +37,19 @@ class LocalInducing(Posterior):
     form given the prior. An inducing input is one row that the layer's matrix multiplies, with a 1 for the bias. For a
     convolution, the row is a patch. Every kind of weight is supported.
 
-    Stored for each layer: `points_value` Z, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
+    Stored parameters of each layer: `points_value` (Z), `pseudo_outputs` (V) and `log_precision`, the diagonal of $\log
+    \Lambda$.
 
     Shapes:
         points_value: [M, d_in]; pseudo_outputs: [M, d_out]; log_precision: [M].
 
     Args:
-        points: M, the number of inducing points in every layer.
+        points: Number of inducing points M in every layer.
         precision: Initial diagonal of $\Lambda$. The default is 1; with `init="network"`, it is `NETWORK_PRECISION`.
         kl_form: `"closed"` for the closed form, or `"sampled"` for $\log q - \log p$ at the draw.
-        init: Initial V. With `"random"`, V is standard normal. With `"network"`, V holds the network's own outputs at
-            the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns, the mean
-            of q then starts close to the network.
+        init: Initial value of V. With `"random"`, V is standard normal. With `"network"`, V holds the network's own
+            outputs at the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as
+            columns, the mean of q then starts close to the network.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -130,7 +131,7 @@ class LocalInducing(Posterior):
         return weights, self._stored(sum(kls[1:], kls[0]))
 
     def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-        """Draws of layers of one shape, [S, 1, D, R] each, and the sum of their KLs.
+        """Draws of layers of the same shape, [S, 1, D, R] each, and the sum of their KLs.
 
         The layers are drawn in one batch. If values are checked, they are drawn one by one, because errors name single layers.
         """
@@ -144,7 +145,7 @@ class LocalInducing(Posterior):
         return drawn.unbind(), torch.where(failed.squeeze(-1) > 0, torch.nan, kl).sum(0)
 
     def _stored(self, value: Tensor) -> Tensor:
-        """The value, cast to the type of the parameters."""
+        """The value, cast to the dtype of the parameters."""
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:

@@ -22,11 +22,11 @@ class MatrixNormal(Posterior):
 
     $$ q([W\,b]) = \mathcal{MN}(M, L_r L_r^\top, L_c L_c^\top), \qquad [W\,b] = M + L_r E L_c^\top $$
 
-    so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored: `mean_value` freely;
-    the diagonals of the factors through softplus; the strictly lower parts, divided by the diagonals, freely and
-    packed. Without this division, each step of the optimizer would move the many lower entries of a wide layer away
-    from 0, and together these entries would outgrow the diagonal. A layer needs
-    `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
+    so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored parameters:
+    `mean_value` (unconstrained), the diagonals of the factors (mapped through softplus), and the strictly lower parts
+    divided by the diagonals (unconstrained, row by row). Without this division, each step of the optimizer would move
+    the many lower entries of a wide layer away from 0, and together these entries would outgrow the diagonal. A layer
+    needs `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square

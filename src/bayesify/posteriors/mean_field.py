@@ -30,9 +30,9 @@ class MeanField(Posterior):
     $$ q(w) = \mathcal{N}(m, \operatorname{diag}(s^2)), \qquad
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
-    Stored: `mean_value` freely, starting at the network's weights and measured in `units`; `raw_std`, the log of the
-    standard deviation (with `max_std`, the input of a scaled sigmoid). Both weights and biases are Gaussian. One call
-    draws the noise of the whole network.
+    Stored parameters: `mean_value`, which is measured in `units` and starts at the network's weights, and `raw_std`,
+    the log of the standard deviation (with `max_std`, the input of a scaled sigmoid). Both weights and biases are
+    Gaussian. One call draws the noise of the whole network.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
@@ -93,7 +93,7 @@ class MeanField(Posterior):
         return float(torch.as_tensor(self.bound_prior.std[name]).detach().mean())
 
     def _means(self) -> list[Tensor]:
-        """m of each weight, without pruned entries."""
+        """Mean m of each weight, without pruned entries."""
         if self.units == "weight":
             return self.mean_value.values()
         return [value * self.unit[name] for name, value in self.mean_value.items()]
@@ -132,7 +132,7 @@ class MeanField(Posterior):
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`. A kernel works only if the parameters have no upper bound, no unit and no pruned entries."""
+        """See `Posterior`. A kernel works only if the parameters have no upper bound, no units and no pruned entries."""
         return (
             kernels_suit(request, first_parameter(self.mean_value))
             and self.max_std is None
@@ -142,7 +142,7 @@ class MeanField(Posterior):
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same draws as `draw`, made by one kernel, if all weights have the same type.
+        """The same draws as `draw`, made by one kernel if all weights have the same dtype.
 
         For a bfloat16 network, the kernel writes bfloat16 directly.
         """
@@ -175,12 +175,12 @@ class MeanField(Posterior):
         return weights, kl
 
     def mean(self) -> dict[str, Tensor]:
-        """m, with 0 at pruned entries."""
+        """Means m, with 0 at pruned entries."""
         names = list(self.mean_value)
         return {name: self.mean_value.scatter(name, mean) for name, mean in zip(names, self._means(), strict=True)}
 
     def variance(self) -> dict[str, Tensor]:
-        """s squared, with 0 at pruned entries."""
+        """Variances, the squares of s, with 0 at pruned entries."""
         return {name: self.mean_value.scatter(name, (2 * log_std).exp()) for name, log_std in self.log_std().items()}
 
     def entropy(self) -> Tensor:

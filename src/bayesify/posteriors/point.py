@@ -14,8 +14,8 @@ from bayesify.weights.named_parameters import NamedParameters
 class Point(Posterior):
     r"""A point estimate: $q(w) = \delta(w - m)$.
 
-    q has no density, so `kl` is $-\log p(m)$ and the ELBO is the MAP objective. Every draw is $m$. Stored: `value`,
-    starting at the network's weights.
+    q has no density, so `kl` is $-\log p(m)$ and the ELBO is the MAP objective. Every draw is $m$. Stored parameters:
+    `value`, which starts at the network's weights.
     """
 
     name = "point"

@@ -24,9 +24,9 @@ class RankOne(Posterior):
 
     $\bar W$ is a point estimate. W has no density over all matrices, so `kl` is $-\log p(\bar W)$ plus the KL of the factors,
     averaged over components. By convexity this average is at least the KL of the mixture, so the objective remains a lower bound.
-    Stored: `value` freely, starting at the network's weights; `row_mean`, `col_mean` freely, starting at 1 (several
-    components start 10 % apart, or 3 % apart in networks with BatchNorm); `row_raw_std`, `col_raw_std` through
-    softplus.
+    Stored parameters: `value` is unconstrained and starts at the network's weights. `row_mean` and `col_mean` are
+    unconstrained and start at 1 (several components start 10 % apart, or 3 % apart in networks with BatchNorm).
+    `row_raw_std` and `col_raw_std` are mapped through softplus.
 
     The noise of a matrix consists of two vectors, so writing the weights dominates the cost of a draw. A GPU therefore
     needs no special kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).
@@ -35,7 +35,7 @@ class RankOne(Posterior):
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].
 
     Args:
-        components: K, the number of components.
+        components: Number of components K.
         init_std: Standard deviation of the factors before training. Their means start near 1. The default is 0.1, or
             0.03 in networks with BatchNorm. `fit` lowers this default if it would make a trained network much worse.
         factor_prior_std: Prior standard deviation of the factors.

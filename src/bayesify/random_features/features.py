@@ -20,10 +20,11 @@ class RandomFourierFeatures(nn.Module):
 
     $$ \mathbb{E}_\Omega\, \phi(x)^\top \phi(x') = a^2 \exp\Bigl(-\tfrac12 \sum_d (x_d - x'_d)^2 / \ell_d^2\Bigr) $$
 
-    with a variance of at most $a^4 / 2m$; $\phi(x)^\top \phi(x) = a^2$ exactly. The m frequencies are drawn once and stay fixed.
-    The D lengthscales $\ell$ and the amplitude a are learned.
+    with a variance of at most $a^4 / 2m$. For x = x', $\phi(x)^\top \phi(x) = a^2$ is exact. The m frequencies are
+    drawn once and stay fixed. The D lengthscales $\ell$ and the amplitude a are learned.
 
-    Stored: `raw_lengthscale`, `raw_amplitude` through softplus; the buffer `frequencies`.
+    Stored parameters: `raw_lengthscale` and `raw_amplitude`, which softplus maps to positive values. `frequencies` is a
+    buffer.
 
     Shapes:
         frequencies: [m, D]; raw_lengthscale: [D]; raw_amplitude: [].
@@ -150,6 +151,6 @@ def starting_lengthscales(owner: str, num_inputs: int, given: float | Sequence[f
     scales = [float(given)] * num_inputs if isinstance(given, (int, float)) else [float(scale) for scale in given]
     if len(scales) != num_inputs:
         raise ValueError(
-            f"{owner}: {len(scales)} lengthscales for {num_inputs} inputs; give one number, or one per input"
+            f"{owner}: {len(scales)} lengthscales are given for {num_inputs} inputs; give one number, or one per input"
         )
     return scales

@@ -34,7 +34,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
     with u the values at the inducing points, in the whitened form $u = L_K v$, $q(v) = \mathcal{N}(m, S)$. Rossi et al. (2020)
     compare their method with this process. Inducing points, q, lengthscales, amplitude and noise are trained, and the bound has a
-    closed form. The class needs the extra `gp`.
+    closed form. The class needs gpytorch (the extra `gp`).
 
     Args:
         inducing_inputs: Initial inducing points, [M, D], such as a random choice of training inputs.

@@ -39,12 +39,12 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
         Mean and variance, [B, O] each.
 
     Raises:
-        ValueError: If the posterior has no closed form.
+        ValueError: If the moments have no closed form under this posterior.
     """
     if not has_moments(posterior):
         raise ValueError(
-            f"linear_moments: {type(posterior).__name__} has no closed form; use MeanField, FullCovariance, or WalshHadamard "
-            "without a flow"
+            f"linear_moments: the moments have no closed form under {type(posterior).__name__}; use MeanField, "
+            "FullCovariance, or WalshHadamard without a flow"
         )
     if isinstance(posterior, WalshHadamard):
         pairs = [_walsh_hadamard(posterior, name, features) for name in names]

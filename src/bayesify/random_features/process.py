@@ -58,7 +58,7 @@ class RandomFeatureGP(BayesianNetwork):
         num_outputs: Number of outputs O, which are independent processes with the same kernel.
         posterior: A posterior, a name, or a dict with a name and options. The posteriors `"mean_field"`, `"full_covariance"` and
             `"walsh_hadamard"`, given by name, start with a standard deviation of 0.1.
-        likelihood: p(y | f); by default Gaussian with a learned variance that starts at 0.0004.
+        likelihood: Likelihood p(y | f); by default Gaussian with a learned variance that starts at 0.0004.
         lengthscale: Initial lengthscales: a number, or one per input; $\sqrt{D} / 2$ by default, for inputs from 0 to 1.
         amplitude: Initial standard deviation of f under the prior.
         learn_kernel: Whether lengthscales and amplitude are trained.
@@ -120,7 +120,7 @@ class RandomFeatureGP(BayesianNetwork):
             Mean and variance, [B, O] each.
 
         Raises:
-            ValueError: If the posterior has no closed form.
+            ValueError: If the moments have no closed form under this posterior.
         """
         checked_inputs(x)
         names = list(self.weights)
@@ -140,7 +140,7 @@ class RandomFeatureGP(BayesianNetwork):
         generator: Randomness = None,
         antithetic: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `elbo`, separately. In closed form, each is [1] for any `num_draws`; otherwise [S]."""
+        """The two terms of `elbo`, separately. Each has shape [1] if the bound has a closed form, otherwise [S]."""
         if not self.has_exact_bound:
             return super().elbo_terms(
                 x,
@@ -231,17 +231,18 @@ class RandomFeatureGP(BayesianNetwork):
             memory: Memory budget of the features in bytes.
 
         Raises:
-            ValueError: If the posterior is not `FullCovariance`, the likelihood is not `Gaussian`, or shapes do not fit.
+            ValueError: If the posterior is not `FullCovariance`, the likelihood is not `Gaussian`, or shapes do not
+                match.
         """
         posterior, likelihood, names = self.posterior, self.likelihood, list(self.weights)
         if not isinstance(posterior, FullCovariance) or not isinstance(likelihood, Gaussian):
             raise ValueError(
-                "RandomFeatureGP.condition: needs posterior='full_covariance' and a Gaussian likelihood; give both"
+                "RandomFeatureGP.condition needs posterior='full_covariance' and a Gaussian likelihood; give both"
             )
         targets = y.unsqueeze(-1) if y.ndim == 1 else y
         if targets.shape != (len(x), len(names)):
             raise ValueError(
-                f"RandomFeatureGP.condition: x {tuple(x.shape)} and y {tuple(y.shape)} do not fit; give [N, D] and "
+                f"RandomFeatureGP.condition: x has shape {tuple(x.shape)} and y has shape {tuple(y.shape)}; give [N, D] and "
                 f"[N, {len(names)}]"
             )
         checked_inputs(x)

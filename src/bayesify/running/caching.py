@@ -188,7 +188,7 @@ def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
 
 @contextmanager
 def computed_anew() -> Iterator[None]:
-    """Context in which `Results.cached` always computes its result. A CUDA graph that must follow the parameters needs this."""
+    """Context in which `Results.cached` always computes its result. It is needed when a CUDA graph must follow the parameters."""
     before, _SCOPE.anew = _SCOPE.anew, True
     try:
         yield

@@ -63,7 +63,7 @@ def _input_remedy(tensors: list[Tensor], reason: str) -> str:
 
 
 def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-    """Words for the number and form of the inputs, for inputs other than one tensor."""
+    """Description of the number and form of the inputs, if they are not a single tensor."""
     if kwargs:
         return f"keyword inputs {', '.join(kwargs)}"
     return f"{len(args)} positional inputs (a tuple or list counts as several inputs; stack a batch into one tensor)"

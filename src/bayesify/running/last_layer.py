@@ -36,7 +36,7 @@ def last_layer(
     owner: str = "Laplace",
     seen: Callable[[Tensor], None] | None = None,
 ) -> list[str]:
-    """Weights of the last linear map on which the output depends, in the order of calls.
+    """Weights of the linear map that was called last among those on which the output depends.
 
     The result contains all weights of the layer. They include a weight that the layer shares with another layer (tied embeddings)
     and the parameters from which a weight is computed (weight normalization).

@@ -48,7 +48,7 @@ _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 
 
 class KnownModules:
-    """Cached facts about the modules of one network; copies and pickles of this object are empty."""
+    """Cached facts about the modules of one network. Copies and pickles of this object are empty."""
 
     def __init__(self) -> None:
         self.kinds: dict[type, tuple[bool, bool, bool]] = {}

@@ -1,4 +1,4 @@
-"""Contexts that turn torch modes off for computations and tensors that outlive the modes."""
+"""Contexts that turn off torch's inference mode or autocast."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     given: Any = weight if weights is not None else bias
     if isinstance(x, RowWeight) or x.ndim < 2 or (x.shape[0],) != given.static_:
         raise NotByRows(
-            f"a linear map under the posterior gets a tensor of shape {tuple(x.shape)}, which does not consist of the "
+            f"a linear map with a drawn weight gets a tensor of shape {tuple(x.shape)}, which does not consist of the "
             "rows of the batch"
         )
     parts = x.reshape(len(given.components_[0]), -1, x.shape[-1])  # [S, B ..., d_in]

@@ -82,7 +82,7 @@ class Decisions:
         weights: Weights that were taken out of the network.
 
     Attributes:
-        recurrent: Whether a module is a recurrent layer.
+        recurrent: Whether any module is a recurrent layer.
         vmaps: Records of whether `vmap` works on the network.
         row_costs: Mapping from kinds of inputs to the cost of an example.
     """
@@ -101,7 +101,7 @@ class Decisions:
         self.row_costs: dict[Hashable, RowCost] = {}
 
     def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
-        """Whether the network still has these modules with the same types. With `some`, the list may be incomplete."""
+        """Whether the network still has these modules with the same types. If `some` is true, the list may be incomplete."""
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
@@ -152,7 +152,7 @@ class RunState:
         return RunState, (self._weights,)
 
     def decisions(self, modules: list[nn.Module], *, some: bool = False) -> Decisions:
-        """Decisions for a network with these modules. With `some`, the list may omit modules that are held by attributes."""
+        """Decisions for a network with these modules. If `some` is true, the list may omit modules that attributes hold."""
         known = self._decisions
         if known is None or not known.hold(modules, some=some):
             known = Decisions(modules, self._weights)
@@ -169,7 +169,7 @@ class Runner:
     except under `vmap` and in the evaluation mode of `evaluating`.
 
     Args:
-        network: The network, with empty slots for the weights under the posterior.
+        network: The network, with empty slots for the weights that the posterior draws.
         weights: Weights that were taken out of the network.
         point_values: Mapping from names to values that replace the network's own parameters and buffers. It is the snapshot for a
             prediction that is evaluated later.
@@ -251,7 +251,8 @@ class Runner:
         """Run one forward pass with one draw.
 
         Args:
-            values: Mapping from names to weights and buffers, without the draws axis. A tied weight has its first name.
+            values: Mapping from names to weights and buffers, without the draws axis. A tied weight is keyed by its
+                first name.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             protect: Whether to pass copies of the inputs, because the network may change them in place.
@@ -269,10 +270,10 @@ class Runner:
 
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode run in a
         loop, because they have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the
-        key-value cache of a transformer. If such a transformer draws only weights of linear layers, its draws run as rows of one
-        batch. A convolution whose kernel differs between draws runs in a loop, because it would become a grouped convolution,
-        which is slower on CPU and GPU. Everything else gains from `vmap`, except large passes on a GPU (see
-        `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
+        key-value cache of a transformer. If only weights of linear layers are drawn in such a transformer, the draws
+        run as rows of one batch. A convolution whose kernel differs between draws runs in a loop, because it would
+        become a grouped convolution, which is slower on CPU and GPU. Everything else gains from `vmap`, except large
+        passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
         """
         if num_draws == 1:
             return "single"
@@ -292,7 +293,8 @@ class Runner:
         """Run all draws over the same inputs.
 
         Args:
-            values: Mapping from names to weights, each with a leading axis of S draws. A tied weight has its first name.
+            values: Mapping from names to weights, each with a leading axis of S draws. A tied weight is keyed by its
+                first name.
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             mode: How to run the draws; chosen automatically by default.
@@ -300,7 +302,7 @@ class Runner:
             buffers: Buffers of each draw, as one dict per draw. In a loop, the network may update them in place.
 
         Returns:
-            The network's output with a leading axis of S in every tensor.
+            The network's output, with a leading axis of S draws in every tensor.
         """
         with self.alone(hooks=False, share=buffers is None, again=count_draws(values) == 1) as own:
             outputs = own.run(values, args, kwargs, mode=mode, chunk_size=chunk_size, buffers=buffers)

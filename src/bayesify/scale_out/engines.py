@@ -1,4 +1,4 @@
-"""The engines that run jobs: processes of this machine, Dask, Ray.
+"""The engines that run jobs: processes of this machine, Dask and Ray.
 
 Each engine implements `submit`, `wait` and `result`. Everything else is the same for all engines. Dask and Ray are not called
 through joblib, because joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no
@@ -89,7 +89,8 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
 class Processes(Engine):
     """Processes of joblib's loky.
 
-    Processes are asked to end, which releases their resources; only processes with an abandoned job are killed.
+    At the end, processes are asked to exit, which releases their resources. Only processes with an abandoned job are
+    killed.
     """
 
     _abandoned = False
@@ -126,7 +127,7 @@ class Processes(Engine):
 
 
 class Dask(Engine):
-    """The cluster of the current client or of the configured address; otherwise processes of this machine."""
+    """The cluster of the current Dask client or of the configured address; if there is none, processes of this machine."""
 
     def __enter__(self) -> Dask:
         import dask
@@ -161,7 +162,7 @@ class Dask(Engine):
 
 
 class Ray(Engine):
-    """The cluster to which Ray is connected, or the cluster of `RAY_ADDRESS`; otherwise processes of this machine."""
+    """The cluster to which Ray is connected, or the cluster of `RAY_ADDRESS`; if there is none, processes of this machine."""
 
     def __enter__(self) -> Ray:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -209,7 +210,8 @@ ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray
 def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]:
     """Open an engine of `ENGINES`, starting it if necessary; an engine that was started here is closed afterwards.
 
-    A single local worker is this process. `threads` limits the threads of the libraries in a new local process.
+    If there is only one local worker, jobs run in this process. `threads` limits the threads of the libraries in a new
+    local process.
     """
     if engine == "local" and (workers or usable_cores()) == 1:
         yield lambda call, arguments: (call(*each) for each in arguments)

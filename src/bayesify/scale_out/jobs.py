@@ -59,9 +59,9 @@ def run_jobs(
 ) -> dict[str, Result]:
     """Run every job, several at a time, and keep each result as a file.
 
-    As soon as a job ends, its result and the job itself are written to `folder/jobs/NAME.json`, atomically. A later call with an
-    equal job of this name reads the file instead of running the job, unless the file was changed. A job that raises, or whose
-    worker dies, is run again. A job whose worker died is run again alone, so that it cannot make other jobs fail.
+    As soon as a job ends, the job and its result are written to `folder/jobs/NAME.json`. A later call with an equal job
+    of this name reads this file, unless it was changed, instead of running the job. A job that raises, or whose worker
+    dies, is run again. A job whose worker died is run again alone, so that it cannot make other jobs fail.
 
     Results do not depend on the engine or on the number of workers. Each job starts with the global generators of Python,
     NumPy and torch seeded by its name, and computes with the same number of threads.
@@ -70,22 +70,22 @@ def run_jobs(
         function: Function from a job to its result, which is a dictionary that JSON can hold. Define the function at the top of a
             module. Use `functools.partial` to bind settings that do not affect the result, such as the path of a file.
         jobs: Jobs by name. A job is anything that JSON can hold, or a dataclass of such data. A name is a file name, or several
-            file names separated by `/`. If later jobs depend on results, give a plan, which is called again when its jobs are done.
+            file names separated by `/`. If jobs depend on results, give a plan: a function, called again when its jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
             `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
-        workers: Number of simultaneous jobs; by default the number of cores of this machine or of the cluster. A single `"local"`
-            worker is this process itself.
-        threads: Number of threads of each job, for torch and the libraries beneath it.
+        workers: Number of simultaneous jobs; by default the number of cores of this machine or of the cluster. With
+            `"local"` and one worker, jobs run in this process.
+        threads: Number of threads of each job, for torch and the libraries that it uses.
         retries: Number of times that a failed job is run again.
-        progress: Whether to show a bar if standard error is a terminal, or a function that is called after every finished job.
+        progress: Whether to show a bar in a terminal, or a function that is called after every finished job.
 
     Returns:
         The results by name, in the order of `jobs`, as stored in the files.
 
     Raises:
-        ValueError: If the engine, a name, or a count is invalid, or a job is not plain data.
-        ImportError: If the engine is not installed; the message names the extra.
+        ValueError: If the engine, a name, or a count is invalid, or a job cannot be written as JSON.
+        ImportError: If the engine is not installed; the message names the extra to install.
         OSError: If a result could not be written.
         JobsFailed: If jobs failed more than `retries` times; raised after all other jobs are finished.
         KeyboardInterrupt: After Ctrl-C; finished results are kept.
@@ -175,7 +175,7 @@ def _plain(name: str, job: Any) -> Any:
     try:
         return json.loads(json.dumps(asdict(job) if is_dataclass(job) and not isinstance(job, type) else job))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"run_jobs: job {name} is not plain data: {error}") from error
+        raise ValueError(f"run_jobs: job {name} cannot be written as JSON: {error}") from error
 
 
 @contextmanager

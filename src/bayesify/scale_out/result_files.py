@@ -1,4 +1,4 @@
-"""Results of jobs as files, which are complete or absent."""
+"""Results of jobs as files. A file is either complete or absent."""
 
 from __future__ import annotations
 

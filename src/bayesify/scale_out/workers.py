@@ -37,7 +37,7 @@ class Finished:
 
 
 def work(function: Function, folder: str, threads: int, name: str, job: Any, plain: Any) -> Finished:
-    """Run one job, and write its result if the folder exists on this machine; `plain` is the job as JSON data.
+    """Run one job (`plain` is the job as JSON data), and write its result if the folder exists on this machine.
 
     If a machine of a cluster does not share the folder, the result is only returned.
     """

@@ -74,7 +74,7 @@ class Features(Plain):
         return Features.restore(self.config())
 
     def config(self) -> dict[str, Any]:
-        """Columns and levels as plain data."""
+        """Columns and levels as a plain dict."""
         return {
             "numbers": list(self.number_names),
             "categories": list(self.code_names),
@@ -122,7 +122,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
 
     Args:
         frame: The table without its target; its index holds the row numbers in the file.
-        like: Inputs of a first table of the same kind, whose columns, levels and order of day and month are used.
+        like: Inputs of an earlier table of the same kind. Its columns, levels and order of day and month are used.
 
     Raises:
         InputError: If a column of numbers or dates holds text, a column has mixed or unknown contents, or no column is left.
@@ -213,7 +213,7 @@ class Contents:
         name: Name of the column.
         dated: Whether pandas knows that the column holds dates.
         num_present: Number of nonempty cells.
-        num_fitting: Number of cells that are numbers, and of cells that are dates.
+        num_fitting: Number of cells that are numbers, and number of cells that are dates.
         misfits: Row and content of the first cell that is not a number, and of the first cell that is not a date.
         day_first: First date that writes the day before the month.
         month_first: First date that writes the month before the day.
@@ -282,7 +282,7 @@ class Contents:
                 if misfit is not None:
                     row, wrong = misfit
                     raise InputError(
-                        f"column {self.name!r} holds {kind}s, but {str(wrong)[:40]!r} in row {row + 1} below the header "
+                        f"column {self.name!r} holds {kind}s, but row {row + 1} below the header has {str(wrong)[:40]!r} "
                         f"({self.num_present - fitting} of {self.num_present} cells hold no {kind}); correct or empty these "
                         f"cells{_as_missing(wrong)}, or leave the column out with --ignore {self.name}"
                     )
@@ -290,7 +290,7 @@ class Contents:
         return "text"
 
     def check_like(self, wanted: str, day_first: bool) -> str:
-        """Refuse a column whose kind or order of day and month differs from the first table; return a note about dates."""
+        """Refuse a column whose kind or order of day and month differs from the earlier table; return a note about dates."""
         if wanted == "text":
             return ""
         kind = self.kind()
@@ -303,8 +303,8 @@ class Contents:
     def order(self, known: bool | None) -> tuple[bool, str]:
         """Whether dates such as 23/11/2020 write the day before the month, and a note, which is empty if there are no such dates.
 
-        If the order is `known` from a first table, it is used. Cells that contradict this order, or each other, are refused. If
-        nothing shows the order, 01/02/2020 is January 2, and 01.02.2020 is February 1.
+        If the order is `known` from an earlier table, it is used. Cells that contradict this order, or each other, are
+        refused. If nothing shows the order, 01/02/2020 is January 2, and 01.02.2020 is February 1.
         """
         if self.ordered is None:
             return bool(known), ""
@@ -377,12 +377,12 @@ def _useless(name: str, column: Series, kind: str) -> str:
 
 
 def as_numbers(column: Series) -> np.ndarray:
-    """Cells of a column as numbers, NaN for an empty cell: [N]."""
+    """Cells of a column as numbers, with NaN for an empty cell: [N]."""
     return np.array([np.nan if cell is None else float(cell) for cell in cells_of(column)], dtype=np.float64)
 
 
 def times_of(column: Series, day_first: bool | None = None) -> np.ndarray:
-    """Dates as days, and numbers unchanged, NaN for an empty cell: [N]. Texts are refused."""
+    """Dates converted to days, or numbers unchanged, with NaN for an empty cell: [N]. Texts are refused."""
     name = str(column.name)
     found = Contents(name).add(column)
     kind = found.kind()
@@ -399,7 +399,7 @@ def date_of(days: float) -> str:
 
 
 def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = False) -> dict[str, np.ndarray]:
-    """Days since 2000, and season, weekday and hour as points on a circle; parts that do not vary are left out unless `every`."""
+    """Days since 2000, and season, weekday and hour as points on a circle; unless `every` is true, only parts that vary."""
     import pandas
 
     if pandas.api.types.is_timedelta64_dtype(column):

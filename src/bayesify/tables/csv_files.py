@@ -51,7 +51,8 @@ class TextFile:
 
     @classmethod
     def of(cls, where: str, open_bytes: Callable[[], IO[bytes]], given: str = "") -> tuple[TextFile, list[str]]:
-        """A text file whose bytes all fit the detected or `given` encoding, and notes about it. Binary files are refused."""
+        """A text file whose bytes are all valid in the detected or `given` encoding, and notes about the encoding.
+        Binary files are refused."""
         with open_bytes() as file:
             start = file.read(START_BYTES)
         for known, what in KNOWN_BINARIES.items():
@@ -62,7 +63,7 @@ class TextFile:
             wrong = text._find_wrong()
             if given and wrong:
                 raise InputError(
-                    f"--encoding {given}: {where} is not in this encoding: {wrong}; give another encoding, or leave --encoding out"
+                    f"--encoding {given}: {where} is not in this encoding ({wrong}); give another encoding, or leave --encoding out"
                 )
             if given or (not wrong and _is_readable(text.start(10_000))):
                 return text, [] if encoding != "cp1252" else ["The file is not in UTF-8; it was read as Windows-1252."]
@@ -116,14 +117,14 @@ def _is_readable(text: str) -> bool:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file, read as a whole or in parts with the same result.
+    """A CSV file. Reading it as a whole or in parts gives the same result.
 
     Args:
         text: The text file.
         names: Names of the columns, as pandas reads them.
         options: Options of `pandas.read_csv`.
         texts: Columns whose cells stay texts.
-        commas: Columns that another table writes with a decimal comma.
+        commas: Columns that have decimal commas in an earlier table.
         comma_example: A number that the file writes with a decimal comma; empty if all numbers have a point.
     """
 
@@ -165,7 +166,7 @@ class CsvFile:
         return self._styled(frame, styles), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
-        """A function that reads the table in parts of `rows` rows, and notes about its numbers. The errors are as in `read`."""
+        """A function that reads the table in parts of `rows` rows, and notes about its numbers. Errors are as in `read`."""
         words, mixed = self._words(rows, ())
         if mixed:  # if some parts hold texts, the whole column holds texts
             words |= self._words(rows, mixed)[0]
@@ -179,7 +180,7 @@ class CsvFile:
         return parts, self._notes + notes
 
     def _styled(self, frame: DataFrame, styles: Mapping[str, re.Pattern[str]]) -> DataFrame:
-        """A part of the table, whose written numbers are read in their styles.
+        """A part of the table, in which texts such as `1.234,5` are converted to numbers.
 
         Its `attrs` hold the separator and the decimal mark, under `DIALECT`.
         """
@@ -276,7 +277,7 @@ def _header(text: TextFile) -> tuple[list[str], str]:
         try:
             return next(csv.reader(chain([line], file), delimiter=separator, skipinitialspace=True), []), separator
         except csv.Error as error:
-            raise InputError(f"{text.where}: this is not a table: {error} in its first line") from error
+            raise InputError(f"{text.where}: this is not a table ({error} in its first line)") from error
 
 
 def _decimal_comma(start: str) -> str:

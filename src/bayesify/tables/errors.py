@@ -1,4 +1,4 @@
-"""Errors in data or a folder that the user can correct."""
+"""Errors in the user's data or folder, which the user can correct."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LARGEST, SMALLEST_SPREAD = 1e150, 1e-150
 
 
 class InputError(ValueError):
-    """Unusable data, options or folder; the message names the thing and the remedy.
+    """Unusable data, options or folder; the message says what is wrong and how to correct it.
 
     `for_command` is the same message with command-line options; empty if both messages are the same.
     """

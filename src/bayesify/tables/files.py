@@ -39,7 +39,7 @@ class Reading:
     Args:
         sheet: Sheet of a spreadsheet (default: the first that is not empty).
         encoding: Encoding of a text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, otherwise Windows-1252).
-        missing: More cells that stand for "not known".
+        missing: Further texts that stand for "not known".
         texts: Columns whose cells stay texts, such as codes with leading zeros.
         commas: Columns with decimal commas, in which `1.234` is 1234.
     """
@@ -68,9 +68,9 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
     """Read a table.
 
     A text file is read as JSON if it looks like JSON (a list of objects, or one object per line), otherwise as CSV, whatever its
-    extension. CSV is separated by comma, semicolon, tab or bar. Its encoding is UTF-8 or otherwise Windows-1252. Numbers have a
-    decimal point or, if columns are separated by semicolons, a decimal comma. Parquet and spreadsheets are recognized by their
-    first bytes. Files that are compressed by gzip, bzip2, xz or zip are unpacked.
+    extension. Columns of a CSV file are separated by commas, semicolons, tabs or bars. The encoding is UTF-8, otherwise
+    Windows-1252. Numbers have a decimal point or, if columns are separated by semicolons, a decimal comma. Parquet and
+    spreadsheets are recognized by their first bytes. Files that are compressed by gzip, bzip2, xz or zip are unpacked.
 
     Args:
         path: Path of the file; `-` for standard input.
@@ -151,7 +151,7 @@ def open_bytes(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}; check its permissions") from error
+        raise InputError(f"{path}: the file cannot be read ({error.strerror}); check its permissions") from error
 
 
 @contextmanager
@@ -172,7 +172,7 @@ def _parquet_file(path: str, source: Any) -> Iterator[Any]:
 
 
 def parquet_parts(path: Path, rows: int) -> Iterator[DataFrame]:
-    """A Parquet file in parts of at most `rows` rows. The errors are as in `read_table`."""
+    """A Parquet file in parts of at most `rows` rows. The same errors are raised as by `read_table`."""
     with _parquet_file(str(path), path) as file:
         if not file.metadata.num_rows:
             raise InputError(f"{path}: the table has a header but no rows")

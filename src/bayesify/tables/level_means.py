@@ -1,6 +1,7 @@
 """Texts with many levels as numbers: each level becomes the mean target of its rows.
 
-`weights` [N] holds the number of examples that each row stands for. `codes` [N] holds the level of each row, -1 for an empty cell.
+`weights` [N] holds the number of examples that each row stands for. `codes` [N] holds the level of each row; -1 stands
+for an empty cell.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
-    r"""The mean score of each level, shrunk toward 0 if the level has few rows: [num_levels + 1, K], empty cells last.
+    r"""The mean score of each level, shrunk toward 0 if the level has few rows: [num_levels + 1, K], with empty cells last.
 
     $$ \frac{\sum_n \omega_n s_n}{\sum_n \omega_n + \sigma^2 / \tau^2} $$
 

@@ -37,8 +37,8 @@ def is_packed(start: bytes) -> bool:
 def unpack(where: str, content: bytes) -> bytes:
     """The content of a compressed file or of an archive with one table. Other files, including spreadsheets, stay unchanged.
 
-    A file is refused if it is damaged, locked by a password, larger than `MAX_UNPACKED_BYTES` when unpacked, or holds no file or
-    several files.
+    A file is refused if it is damaged, locked by a password, or larger than `MAX_UNPACKED_BYTES` when unpacked, or if
+    it holds no file or several files.
     """
     try:
         for start, opener in OPENERS.items():
@@ -60,7 +60,7 @@ def unpack(where: str, content: bytes) -> bytes:
                     return unpack(where, _limited(where, stream))
     except UNPACKING_ERRORS as error:
         raise InputError(
-            f"{where}: cannot be unpacked: {error}; create the file again, or save the table as CSV"
+            f"{where}: the file cannot be unpacked ({error}); create the file again, or save the table as CSV"
         ) from error
     return content
 

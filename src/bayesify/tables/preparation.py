@@ -26,12 +26,13 @@ class Preparation(Plain):
     """Rules that turn rows into inputs: medians and marks for missing numbers, one input per frequent level, and level means.
 
     A level that is rare, or did not occur in the training rows, sets the input "other"; a missing category sets none of its inputs.
-    A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level, see `level_means`.
-    These inputs are 0 for a level that did not occur in the training rows. Numbers are clipped at `MAX_RANGES_OUTSIDE` ranges below
-    and above the training range. Inputs that are constant over the training rows are left out. The estimators do the scaling.
+    A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level (see
+    `level_means`). These inputs are 0 for a level that did not occur in the training rows. Numbers are clipped if they
+    are more than `MAX_RANGES_OUTSIDE` training ranges below or above the training range. Inputs that are constant over
+    the training rows are left out. The estimators do the scaling.
 
     Args:
-        medians: Replacement of a missing number, [D].
+        medians: Values that replace missing numbers, [D].
         low: Lower limit of each number, [D].
         high: Upper limit of each number, [D].
         marked: Indices of numbers with a further input that marks missing cells.
@@ -59,7 +60,7 @@ class Preparation(Plain):
         Args:
             features: Features of the whole table.
             rows: Indices of the training rows.
-            weights: Number of examples that each of these rows stands for, positive, [N]; 1 by default.
+            weights: Number of examples that each of these rows stands for, [N]; positive, and 1 by default.
             scores: Scores of the rows' targets, [N, K], with mean 0; if `None`, no category is encoded by means.
         """
         weights = np.ones(len(rows)) if weights is None else weights
@@ -161,7 +162,7 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Rows with a text that did not occur in training, or with an empty cell in a column that had none in training: [N]."""
+        """Rows with a text that is new since training, or with an empty cell in a column without empty cells in training: [N]."""
         return np.asarray(np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0))
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:

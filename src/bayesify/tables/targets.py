@@ -71,10 +71,11 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
 def read_target(column: Series, task: Task | None = None) -> Target:
     """Read the values of the target's column, and detect the task.
 
-    Texts, booleans, and up to ten different whole numbers that each occur often are classes; other numbers are a regression.
+    Texts, booleans, and up to ten different whole numbers that each occur often are classes; with other numbers, the
+    task is a regression.
 
     Args:
-        column: Named column, one cell per row of the table.
+        column: The column with its name, one cell per row of the table.
         task: Task; `None` to detect it.
 
     Raises:
@@ -135,7 +136,7 @@ def _detect(column: Series, values: np.ndarray | None, rows: np.ndarray) -> Task
 
 
 def _are_counts(numbers: np.ndarray) -> bool:
-    """Whether whole numbers 0, 1, 2, ... are counts and not codes of classes; large counts are rare."""
+    """Whether whole numbers 0, 1, 2, ... are counts and not codes of classes: in counts, large values are rare."""
     values, counts = np.unique(numbers, return_counts=True)
     if len(values) < MIN_DIFFERENT_COUNTS or values[0] != 0 or values[-1] > 2 * len(values):
         return False

@@ -68,8 +68,8 @@ class Words:
     def decide(self, *, european: bool, known: bool) -> tuple[re.Pattern[str] | None, str | None]:
         """The style in which most texts are numbers, with an example; `None` if most texts are not numbers.
 
-        Texts that are numbers in both styles are read with a decimal comma if `european` is true, or if `known` is true, which
-        means that the column has a decimal comma in another table.
+        Texts that are numbers in both styles are read with a decimal comma if `european` is true or if the column is
+        `known` to have decimal commas in another table.
         """
         plain = self.num_plain == self.count
         if plain and not known and not (european and self.num_read[1] == self.count):

@@ -28,19 +28,19 @@ class DrawRequest:
     """A request for draws from a posterior.
 
     Args:
-        num_draws: S, the number of draws.
+        num_draws: Number of draws S.
         prior: The prior's scales, for the KL and for posteriors that are built on the prior.
         noise: Source of the random numbers.
-        antithetic: Whether to draw noise in pairs of opposite sign. This halves the random numbers and cancels errors
-            that are odd in the noise.
+        antithetic: Whether to draw noise in pairs of opposite sign. This halves the number of random numbers and
+            cancels errors that are odd in the noise.
         local: Whether noise may differ between examples. It is true only inside the training objective.
         runner: The network, for posteriors that must run it to draw.
         weights: The draws of the network's other posteriors, for posteriors that run the network.
-        num_data: N, the number of examples in the dataset, if the draw is for a bound over the dataset.
-        networks: Index of the ensemble network that each draw uses, [S], by the number of ensemble networks. The first
-            ensemble that draws fills this dict.
+        num_data: Number of examples N in the dataset, if the draw is for a bound over the dataset.
+        networks: Dict from a number of ensemble networks to the index of the network that each draw uses, [S]. The
+            first ensemble that draws fills it.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
-        autocast: Type in which the network runs under autocast. Autocast is off while a posterior draws.
+        autocast: Dtype in which the network runs under autocast. Autocast is off while a posterior draws.
     """
 
     num_draws: int
@@ -56,7 +56,7 @@ class DrawRequest:
     autocast: torch.dtype | None = None
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type of a weight in the network if this type has low precision, otherwise float32."""
+        """Dtype of a weight in the network if this dtype has low precision, otherwise float32."""
         return torch.float32 if self.layout is None else self.layout.low_precision.get(name, torch.float32)
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
@@ -88,7 +88,7 @@ class DrawRequest:
         return parts
 
     def room(self, sizes: Sequence[int]) -> list[int]:
-        """How many random numbers `normals` uses for each weight, given the sizes per draw. Each result is a multiple of 64."""
+        """Number of random numbers that `normals` uses for each weight, given the sizes per draw; multiples of 64."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         return [-(-halves * size // 64) * 64 for size in sizes]
 
@@ -173,7 +173,7 @@ class Posterior(nn.Module):
     # -- binding ---------------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """The posterior as plain data: its name and its arguments."""
+        """The posterior as a plain dict: its name and its arguments."""
         arguments = inspect.signature(type(self).__init__).parameters
         return {"name": self.name, **{key: getattr(self, key) for key in arguments if key != "self"}}
 
@@ -203,7 +203,7 @@ class Posterior(nn.Module):
         if prior is not None and not self.correlated_priors:
             for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):
                 raise ValueError(
-                    f"{type(self).__name__}: the KL is not known under a prior that correlates the positions of a "
+                    f"{type(self).__name__}: this family does not support a prior that correlates the positions of a "
                     f"kernel ({weight.name}); use priors.Scale() or priors.Neal(), or one of {', '.join(_correlated())}"
                 )
         if prior is not None and len(prior.mean) and not self.prior_means:
@@ -249,7 +249,7 @@ class Posterior(nn.Module):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """The number of different draws, or `None` if they cannot be counted. By default a prediction uses each draw once."""
+        """The number of different draws, or `None` if they cannot be counted. A prediction uses each of them once by default."""
         return None
 
     # -- drawing and moments ----------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ class Posterior(nn.Module):
         Args:
             weight: The kernel.
             variance: Variance of each entry, [*shape].
-            positions: K, the number of positions.
+            positions: Number of positions K.
         """
         return torch.diag(variance.reshape(-1, positions).sum(0))
 
@@ -333,7 +333,7 @@ class Posterior(nn.Module):
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """All weights under this posterior."""
+        """All weights that this posterior spans."""
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
     def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:

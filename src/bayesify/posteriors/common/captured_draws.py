@@ -1,4 +1,4 @@
-"""Draws captured as CUDA graphs, with one launch instead of hundreds."""
+"""Draws that are captured as CUDA graphs, so that one launch replaces hundreds."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class CapturedDraw:
         self.kept = posterior.results.values()  # keep these values alive, because the graph reads their memory
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
-        """For each type, one block of memory with all weights of this type in the network's layout, so that one copy suffices."""
+        """For each dtype, one block of memory with all weights of this dtype in the network's layout, so that one copy suffices."""
         self.places: dict[str, tuple[int, Place]] = {}
         placed = weights.places() if isinstance(weights, PlacedWeights) else None
         if placed is not None:  # a kernel has already written this layout

@@ -62,7 +62,7 @@ class Posteriors(nn.ModuleList):
         return means
 
     def kl(self, prior: Any) -> Tensor:
-        """KL, in closed form, to a draw of the prior; a scalar."""
+        """KL to a draw of the prior, in closed form: a scalar."""
         return torch.as_tensor(sum((part.kl(prior) for part in self), prior.kl)).mean()
 
     def set_to_prior(self, prior: Prior) -> None:

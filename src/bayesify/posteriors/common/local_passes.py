@@ -1,4 +1,4 @@
-"""Passes with noise per example. They are repeated if the network uses a weight more than once."""
+"""Passes in which each example has its own noise. They are repeated if the network uses a weight more than once."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ def run_local(
     network: nn.Module,
     generator: Randomness,
 ) -> Result:
-    """The result of a draw and a pass with noise per example. Weights that are used more than once get one draw for all examples.
+    """The result of a draw and a pass in which each example has its own noise.
 
-    The result is the same as if the weights that are used more than once had been known from the start. If the first
-    pass finds such a weight, the pass is repeated from the same state of the caller's generator. A training run owns
-    torch's global generators, so their state is restored too. Outside a training run, other threads may use the global
-    generators, so these generators are never reset. Instead, the first bound runs one extra pass over a copy of the
-    network without hooks. This pass is in evaluation mode, in which the network uses no random numbers.
+    Weights that are used more than once get one draw for all examples. The result is the same as if these weights had
+    been known from the start. If the first pass finds such a weight, the pass is repeated from the same state of the
+    caller's generator. A training run owns torch's global generators, so their state is restored too. Outside a
+    training run, other threads may use the global generators, so these generators are never reset. Instead, the first
+    bound runs one extra pass over a copy of the network without hooks. This pass is in evaluation mode, in which the
+    network uses no random numbers.
 
     Args:
         compute: Function that draws and runs the network, with noise per example if the posterior uses it.

@@ -41,7 +41,7 @@ def relative_stds(
         network: The user's network.
         weights: All weights of the network.
         frozen: Names of the layers whose statistics are frozen.
-        chosen: The weights under a posterior. If none of them comes before BatchNorm, the result is empty.
+        chosen: The weights that have a posterior. If none of them comes before BatchNorm, the result is empty.
     """
     layers = tracking_layers(network)
     before = [weight for weight in chosen if weight.normalized]

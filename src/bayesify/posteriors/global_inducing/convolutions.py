@@ -48,12 +48,12 @@ class Convolution(LinearMap):
         return Geometry(module.kernel_size, module.stride, module.dilation, tuple(pairs), module.groups)
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
-        """[M, c_out, *o], or [M, c_out] if only the bias is under the posterior."""
+        """[M, c_out, *o], or [M, c_out] if the posterior spans only the bias."""
         positions = self.geometry(module).outputs(seen[0].shape[2:]) if self.has_weight else ()
         return (seen[0].shape[0], self.layer.rows, *positions)
 
     def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
-        """The convolution of the map from `seen`, plus the bias if it is under the posterior: [M, c_out, *o]."""
+        """The convolution of the map from `seen`, plus the bias if the posterior spans it: [M, c_out, *o]."""
         bias = matrix[:, -1] if self.has_bias else None
         if not self.has_weight:
             assert bias is not None

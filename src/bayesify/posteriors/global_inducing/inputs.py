@@ -74,7 +74,7 @@ def _check_entry(value: Any, what: str) -> Any:
 
 
 def describe_inputs(inputs: Any) -> Any:
-    """Plain data that describe the shapes and types of inputs. The values are in the posterior's state."""
+    """Plain description of the shapes and dtypes of inputs. The values are in the posterior's state."""
 
     def describe(entry: Any) -> Any:
         if not isinstance(entry, Tensor):
@@ -90,10 +90,10 @@ class InducingInputs(nn.Module):
     """Inducing inputs as parameters. Inputs that are not floating point, such as words and masks, stay fixed.
 
     Args:
-        inputs: Result of `check_inputs`. A shape becomes standard normal numbers, or zeros if the type is not floating
+        inputs: Result of `check_inputs`. A shape becomes standard normal numbers, or zeros if the dtype is not floating
             point.
-        network: The network. If only a count is given, its first layer gives the width of an input.
-        like: A tensor with the type and device of floating-point inputs.
+        network: The network. If only a count is given, the network's first layer gives the width of an input.
+        like: A tensor with the dtype and device of floating-point inputs.
 
     Raises:
         ValueError: If only a count is given and the width of an input is not known.
@@ -121,7 +121,7 @@ class InducingInputs(nn.Module):
         return [self.learned[f"input {index}"] if value is None else value for index, value in enumerate(fixed)]
 
     def arguments(self, dtype: torch.dtype | None = None) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-        """Positional and keyword inputs of the network. With `dtype`, floating-point inputs are cast to this type."""
+        """Positional and keyword inputs of the network. If `dtype` is given, floating-point inputs are cast to it."""
         entries = [entry.to(dtype) if dtype and entry.is_floating_point() else entry for entry in self.entries()]
         return (tuple(entries), {}) if self.keys is None else ((), dict(zip(self.keys, entries, strict=True)))
 
@@ -168,7 +168,7 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
 
 
 def _joined(parts: list[Any], count: int) -> Any:
-    """The first `count` inputs of all batches. Torch's pytree functions would treat a Hugging Face batch as a leaf."""
+    """The first `count` inputs of all batches. Torch's pytree functions fail here: they treat a Hugging Face batch as a leaf."""
     if isinstance(parts[0], Mapping):
         return {key: _joined([part[key] for part in parts], count) for key in parts[0]}
     if isinstance(parts[0], (tuple, list)):

@@ -47,7 +47,7 @@ class PriorScale:
     Args:
         prior: Scales of S draws, or scales that all draws share.
         layers: The layers.
-        num_draws: S, the number of draws.
+        num_draws: Number of draws S.
 
     Attributes:
         batched: Scales and factors that differ between draws, [S, ...] each, by key.

@@ -32,17 +32,17 @@ class LinearMap:
     """Whether the matrices of the regression cost more than passing the inducing inputs through the layer."""
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
-        """Whether `moments` has special products for features of a low-precision type."""
+        """Whether `moments` has special products for features of a low-precision dtype."""
         return False
 
     @property
     def has_weight(self) -> bool:
-        """Whether the layer's matrix is under the posterior, and not only its bias."""
+        """Whether the posterior spans the layer's matrix, and not only its bias."""
         return not self.layer.weights[0].is_bias
 
     @property
     def has_bias(self) -> bool:
-        """Whether the layer's bias is under the posterior."""
+        """Whether the posterior spans the layer's bias."""
         return self.layer.weights[-1].is_bias
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:

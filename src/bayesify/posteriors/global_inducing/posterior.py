@@ -73,8 +73,9 @@ class GlobalInducing(Posterior):
     Marginals have no closed form. `mean` and `variance` describe each layer if the earlier layers are at their means,
     and `kl` is an estimate from one draw.
 
-    Stored: `inducing_inputs`; for each layer, `pseudo_outputs` V and `log_precision`, the diagonal of $\log \Lambda$.
-    All positions of an inducing image share one precision. A full $\Lambda$ is stored as its Cholesky factor.
+    Stored parameters: `inducing_inputs` and, for each layer, `pseudo_outputs` V and `log_precision`, the diagonal of
+    $\log \Lambda$. All positions of an inducing image share one precision. A full $\Lambda$ is stored as its Cholesky
+    factor.
 
     Args:
         inputs: Initial $U_0$: M inputs of the network, as a tensor, a tuple of positional inputs or a dict of keyword inputs.
@@ -82,8 +83,8 @@ class GlobalInducing(Posterior):
             layer.
         targets: Initial V of the last layer: labels, or standardized targets. By default the last layer starts like all
             other layers.
-        precision: Initial diagonal of $\Lambda$. The default is 1 (with `init="network"`, it is `NETWORK_PRECISION`),
-            divided by the number of positions of the layer.
+        precision: Initial diagonal of $\Lambda$. The default is 1 (or `NETWORK_PRECISION` if `init="network"`) divided
+            by the layer's number of positions.
         last_precision: Initial diagonal of $\Lambda$ in the last layer. If the targets are data, set it to N / M
             divided by the noise variance to start this layer close to the exact posterior given the earlier layers. A
             small `precision` then starts the earlier layers near the prior.
@@ -142,7 +143,7 @@ class GlobalInducing(Posterior):
 
         Args:
             loader: Batches (inputs, targets).
-            points: M, the number of inducing inputs.
+            points: Number of inducing inputs M.
             options: The other arguments of the posterior.
 
         Raises:
@@ -152,7 +153,7 @@ class GlobalInducing(Posterior):
         return cls(inputs, options.pop("targets", targets), **options)
 
     def config(self) -> dict[str, Any]:
-        """The posterior as plain data. It holds the shapes of the inputs and no targets, because the values are in the state."""
+        """The posterior as a plain dict. It holds the shapes of the inputs and no targets, because the values are in the state."""
         return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
 
     @property
@@ -199,7 +200,7 @@ class GlobalInducing(Posterior):
         self.inputs, self.targets = describe_inputs(self.inputs), None
 
     def _type(self) -> torch.dtype | None:
-        """Type of the network's weights if they have low precision, otherwise `None`."""
+        """Dtype of the network's weights if they have low precision, otherwise `None`."""
         low = [dtype for dtype in self.types.values() if dtype == torch.bfloat16]
         return low[0] if low else None
 
@@ -338,14 +339,15 @@ class GlobalInducing(Posterior):
         r"""The regression that gives a layer's whitened weights. Float64 keeps the prior's identity matrix exact.
 
         On a CPU, the matrices of convolutions take most of the time of a step, so they are tried in float32. In our
-        measurements, rounding then changed variances, and means of the size of the prior, by at most about a tenth of
+        measurements, rounding then changed the variances, and means as large as the prior's standard deviation, by at
+        most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$
 
         with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used
         under settings that would replace it by a lower precision (autocast, TensorFloat-32, bfloat16). If the network
-        itself runs in bfloat16 on a GPU, features have this type, and their products are exact in float32; see
+        itself runs in bfloat16 on a GPU, features are bfloat16 numbers, and their products are exact in float32; see
         `maths.patch_products`.
         """
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
@@ -384,8 +386,8 @@ class GlobalInducing(Posterior):
         missing = [name for name in runner.weights if name not in own and name not in weights]
         if missing:
             raise ValueError(
-                f"GlobalInducing: {missing[0]} is not yet drawn when the network runs on the inducing inputs; put all "
-                "layers that need the network under one GlobalInducing, and use mean_network() for means"
+                f"GlobalInducing: {missing[0]} is not yet drawn when the network runs on the inducing inputs; use one "
+                "GlobalInducing for all layers that need the network, and use mean_network() for means"
             )
         return {name: value for name, value in weights.items() if name not in own}
 

@@ -33,8 +33,7 @@ examples. The limit is far above rounding errors."""
 def trace(
     runner: Runner, layers: Sequence[Layer], arguments: Arguments, values: Mapping[str, Tensor]
 ) -> list[tuple[LinearMap, Tensor]]:
-    """Layers in the order of their calls. Each has its outputs for the inducing inputs, computed with the network's own
-    weights.
+    """Layers in the order of their calls, each with its outputs for the inducing inputs under the network's own weights.
 
     Raises:
         ValueError: If a layer is not a linear map or is not called, if the examples are not along the first axis, or if
@@ -189,7 +188,7 @@ def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like
     """Targets as pseudo-outputs of the last layer: labels become one-hot rows, numbers stay unchanged.
 
     Raises:
-        ValueError: If the targets do not fit the layer's outputs.
+        ValueError: If the targets do not match the layer's outputs.
     """
     axis = last.features_axis % len(shape)
     width, rest = shape[axis], shape[:axis] + shape[axis + 1 :]

@@ -19,7 +19,7 @@ INIT_D = 1e-3
 
 
 class Augmentation(nn.Module):
-    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices, each augmented with an inducing matrix of one size.
+    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices, which are augmented with inducing matrices of the same size.
 
     Args:
         z_row: Initial $Z_r$ of each group of equal-sized matrices, [G, M_r, d_out].
@@ -72,7 +72,7 @@ class Augmentation(nn.Module):
         r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; 0 if $\lambda$ is 0.
 
         Args:
-            num_data: N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45). By default $\beta_l$ is 1.
+            num_data: Number of examples N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45). By default $\beta_l$ is 1.
         """
         scale = self.scale()
         if scale is None:

@@ -22,7 +22,8 @@ from bayesify.weights.placed import PlacedWeights
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
     """Whether kernels can draw all layers. `largest` is the number of rows or of columns of U, whichever is larger.
 
-    Each layer must have exactly one weight and at most one bias, all weights must have the same type, and U must be small.
+    Each layer must have exactly one weight and at most one bias, all weights must have the same dtype, and U must be
+    small.
     """
     like = next(posterior.parameters())
     return (
@@ -49,7 +50,7 @@ def draw_by_kernels(
 
     Args:
         blocks: Blocks of layers. A block holds all layers with the same size of U, in groups of equal-sized layers.
-        given: See `conditional_draws`. The only noise in it is $E_2$.
+        given: See `conditional_draws`. It contains no noise except $E_2$.
         low: Whether products with matrices of W's size use bfloat16.
     """
     groups = [group for block in blocks for group in block]

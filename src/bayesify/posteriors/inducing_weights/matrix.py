@@ -1,4 +1,4 @@
-"""Distributions q(U) over inducing matrices, batched over matrices of one size."""
+"""Distributions q(U) over inducing matrices, batched over matrices of the same size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 
 class InducingMatrix(nn.Module):
-    r"""A distribution q(U) over G matrices U of M_r x M_c, and its KL to p(U).
+    r"""A distribution q(U) over G matrices U of size M_r x M_c, and its KL to p(U).
 
     If U is stored whitened, $p(U) = \mathcal{MN}(0, I, I)$. Otherwise $p(U) = \mathcal{MN}(0, \Psi_r, \Psi_c)$, and a draw is
     whitened by $L_r^{-1} U L_c^{-\top}$ before use.
@@ -102,8 +102,8 @@ class InducingMatrix(nn.Module):
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
 
-    Stored: `location` m freely, `raw_std` through softplus (or, if `max_std` is given, through a scaled sigmoid). With
-    `max_std=0`, U is a point estimate and its KL is $-\log p(m)$.
+    Stored parameters: `location` (the means m, unconstrained) and `raw_std`, which softplus (or, if `max_std` is given,
+    a scaled sigmoid) maps to s. With `max_std=0`, U is a point estimate and its KL is $-\log p(m)$.
     """
 
     name = "diagonal"
@@ -118,7 +118,7 @@ class DiagonalMatrix(InducingMatrix):
             self.raw_std = nn.Parameter(raw[:, None, None].expand_as(mean).clone())
 
     def std(self) -> Tensor | None:
-        """s, or `None` for a point estimate."""
+        """Standard deviations s, or `None` for a point estimate."""
         return None if self.raw_std is None else positive(self.raw_std, self.max_std)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
@@ -193,7 +193,7 @@ class MatrixNormalMatrix(InducingMatrix):
         self.col_raw_diagonal = nn.Parameter(raw.repeat(1, self.cols))
 
     def trils(self) -> tuple[Tensor, Tensor]:
-        """T_r [G, M_r, M_r] and T_c [G, M_c, M_c]."""
+        """Factors T_r [G, M_r, M_r] and T_c [G, M_c, M_c]."""
         return tril(self.row_lower, self.row_raw_diagonal), tril(self.col_lower, self.col_raw_diagonal)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
@@ -263,7 +263,7 @@ class FullMatrix(InducingMatrix):
         self.raw_diagonal = nn.Parameter(raw_positives(init_std, mean)[:, None].repeat(1, size))
 
     def scale_tril(self) -> Tensor:
-        """T: [G, M_r M_c, M_r M_c]."""
+        """Factor T: [G, M_r M_c, M_r M_c]."""
         return tril(self.lower, self.raw_diagonal)
 
     def noise_shape(self) -> tuple[int, ...]:
@@ -285,7 +285,7 @@ class FullMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Squared effects of the columns of T on W, summed over columns, a few columns at a time."""
+        """Squared effects of the columns of T on W, summed over the columns; a few columns are computed at a time."""
         columns = self.scale_tril()[index].mT.unflatten(-1, (self.rows, self.cols))
         total = row.new_zeros(row.shape[-1], col.shape[-1])
         for part in columns.split(16):

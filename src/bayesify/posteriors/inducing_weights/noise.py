@@ -31,7 +31,7 @@ class NoiseShapes:
     Args:
         families: q(U) of each block.
         factors: Factors of each block; empty if W equals its mean given U.
-        cols: Largest number of columns of U. $E_3$ leaves room for this number.
+        cols: Largest number of columns of U. $E_3$ has room for this many columns.
 
     Attributes:
         own: Shape of the noise for U of each family.
@@ -99,7 +99,7 @@ def _whole_fours(count: int) -> int:
 
 
 def _gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) -> Tensor:
-    """Noise [S, count * numel], reshaped to [count, S, *size]. Pairs of opposite sign stay pairs of draws."""
+    """Noise [S, count * numel], reshaped to [count, S, *size]. Noise vectors of opposite sign still belong to two paired draws."""
     if antithetic:
         return flat.view(flat.shape[0], count, *size).transpose(0, 1).contiguous()
     return flat.view(count, flat.shape[0], *size)

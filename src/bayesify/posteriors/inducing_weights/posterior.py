@@ -34,11 +34,11 @@ class InducingWeights(Posterior):
     r"""A posterior over each layer's weights that is given by a small matrix U of inducing weights (Ritter et al. 2021;
     FFG-U, FCG-U, Ensemble-U).
 
-    The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with U of `rows x cols`
-    without changing its marginal (eq. 5). Given U, W has the prior's conditional distribution up to a scale,
-    $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and the posterior learns q(U). Draws
-    come from the extended Matheron rule (eq. 11, see `maths.matheron`). Layers of equal size are drawn together.
-    The KL of the joint over (W, U) has a closed form (eq. 9):
+    The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with a matrix U of size `rows x
+    cols`, which does not change its marginal (eq. 5). Given U, W has the prior's conditional distribution up to a
+    scale, $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and the posterior learns q(U). Draws
+    come from the extended Matheron rule (eq. 11, see `maths.matheron`). Layers of equal size are drawn together. The KL
+    of the joint over (W, U) has a closed form (eq. 9):
 
     $$ \mathrm{KL} = \sum_l R(\lambda_l) + \mathrm{KL}(q(U_l) \| p(U_l)), \qquad
        R(\lambda) = d_{out} d_{in} (\tfrac12 \lambda^2 - \log \lambda - \tfrac12) $$
@@ -47,8 +47,8 @@ class InducingWeights(Posterior):
     the bias. For an ensemble the last term is `members rows cols`. If `fit_to_layer` is false, U keeps its full size in
     layers that are smaller than U.
 
-    Stored (each with a leading axis over layers of equal size): `z_row`, `z_col`, `raw_d_row`, `raw_d_col` (softplus),
-    `raw_lambda` (softplus, or a scaled sigmoid if `max_lambda` is given), and the parameters of q(U).
+    Stored parameters, each with a leading axis over layers of equal size: `z_row`, `z_col`, `raw_d_row`, `raw_d_col`
+    (softplus), `raw_lambda` (softplus, or a scaled sigmoid if `max_lambda` is given), and the parameters of q(U).
 
     Args:
         rows: Number of rows of U, on the side of the layer's outputs.
@@ -66,16 +66,16 @@ class InducingWeights(Posterior):
             `shared`, it is false. The paper does not reduce rows and cols.
         function_space_kl: Whether to weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), where N is the `num_data` given to
             `elbo`.
-        shared: Sizes (rows, cols) of one global inducing matrix on which U of every layer depends. This matrix
-            correlates the layers (appendix H). It needs `whiten` and the same number of columns in every layer.
+        shared: Sizes (rows, cols) of one global inducing matrix on which the U of every layer depends. This matrix
+            correlates the layers (appendix H). It requires `whiten=True` and the same number of columns in every layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
             default, U and W given U each contribute a standard deviation of a tenth (less before BatchNorm) of the root mean
             square of the layer's weights.
         init_lambda: $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:
-        ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, or if `shared` does not
-            fit.
+        ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, or if `shared`
+            contradicts another argument.
     """
 
     name = "inducing"
@@ -130,8 +130,7 @@ class InducingWeights(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Make the parameters. A block holds the layers whose U has one size, and a group in a block holds layers of
-        equal size."""
+        """Make the parameters. A block holds layers with equal sizes of U, and a group in a block holds layers of equal size."""
         blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
             groups = blocks.setdefault(self._inducing_size(layer), {})
@@ -248,7 +247,7 @@ class InducingWeights(Posterior):
         return self.shared is None and self.max_lambda != 0 and kernels_draw(self, request, max(self.rows, self.cols))
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
-        """A fast type that rounds no more than the network does: the type of its weights or, in training, the autocast type."""
+        """A fast dtype that rounds no more than the network does: the dtype of its weights or, in training, of autocast."""
         if transforming() or not like.is_cuda or like.dtype != torch.float32:
             return None
         if torch.is_grad_enabled():
@@ -272,8 +271,7 @@ class InducingWeights(Posterior):
 
     @staticmethod
     def _columns(block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> list[list[Tensor] | None]:
-        """Factors for the columns of each layer's weights, for layers whose bias has another prior scale than the first
-        weight."""
+        """Factors for the columns of each layer's weights, for layers whose bias and first weight have different prior scales."""
         columns: list[list[Tensor] | None] = []
         for layer in _layers(block):
             first = prior.std[layer.weights[0].name]
@@ -370,8 +368,7 @@ class InducingWeights(Posterior):
         return result
 
     def inducing_covariance(self) -> dict[str, Tensor]:
-        """Covariance of the stored U under q(U), by layer. With `shared`, it is only that of the shared matrix, under
-        the name `shared`.
+        """Covariance of the stored U under q(U), by layer. With `shared`, only the shared matrix is included.
 
         Returns:
             Matrices [M_r M_c, M_r M_c], with the entries of U in row-major order.
@@ -431,7 +428,7 @@ class InducingWeights(Posterior):
             part.prune(keep)
 
     def count_by_weight(self) -> dict[str, int | None]:
-        """Number of trainable scalars of each layer, under its first weight. Parameters that all layers share are left out."""
+        """Number of trainable scalars of each layer, keyed by its first weight. Parameters that all layers share are left out."""
         counts: dict[str, int | None] = {}
         for index, block in enumerate(self.blocks):
             part, layers = self._augmented()[index], sum(map(len, block))

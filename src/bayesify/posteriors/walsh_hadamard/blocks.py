@@ -28,8 +28,8 @@ class Blocks:
     Args:
         rows: Number of rows of the matrix.
         cols: Number of columns of the matrix.
-        size: D, the size of a block.
-        count: K, the number of blocks.
+        size: Size D of a block.
+        count: Number of blocks K.
         along: The side that is a stack of blocks: `"rows"`, `"cols"`, or `"entries"` for a single row or column.
     """
 
@@ -68,7 +68,7 @@ class Blocks:
         return padded.view(size, count, size).movedim(1, 0)
 
     def multiply(self, x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
-        """x W^T without forming W: [..., cols] -> [..., rows], with factors [K, D] or g [..., K, D]."""
+        """x W^T without forming W: [..., cols] -> [..., rows], where the factors are [K, D], and g may be [..., K, D]."""
         wide = self.size if self.along == "rows" else self.size * self.count
         if self.cols < wide:
             x = F.pad(x, (0, wide - self.cols))
@@ -89,7 +89,7 @@ class WalshHadamardWeight(StructuredWeight):
     """
 
     def __new__(cls, left: Tensor, g: Tensor, right: Tensor, blocks: Blocks) -> Self:
-        """A weight from the diagonals of its factors."""
+        """Make a weight from the diagonals of its factors."""
         return cls.wrap((*g.shape[:-2], blocks.rows, blocks.cols), g, (left, g, right), (blocks,))
 
     def materialize(self) -> Tensor:
@@ -120,10 +120,10 @@ def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class LocalWalshHadamardWeight(LocalWeight):
-    r"""A Walsh-Hadamard weight with a separate g for each example, shared by all positions and calls.
+    r"""A Walsh-Hadamard weight with a separate g for each example. All positions and calls share this g.
 
-    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for example b along the first axis of the input. The output of
-    each example keeps its distribution, and the gradient has less variance. The joint distribution over examples is
+    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for the b-th example along the first axis of the input. The output
+    of each example keeps its distribution, and the gradient has less variance. The joint distribution over examples is
     lost, so only the training objective uses this weight. Outside `F.linear`, or if the rows of a layer's input are not
     the examples of the batch, all examples share one draw of the weight.
 
@@ -145,7 +145,7 @@ class LocalWalshHadamardWeight(LocalWeight):
         noise: Randomness,
         name: str = "",
     ) -> Self:
-        """A weight from its factors and the distribution of g."""
+        """Make a weight from its factors and the distribution of g."""
         shape = (*mean.shape[:-2], blocks.rows, blocks.cols)
         return cls.wrap(shape, mean, (left, mean, std, lower, right), (blocks, noise, name))
 

@@ -1,4 +1,4 @@
-"""Families of q(g) over the diagonals of all Walsh-Hadamard blocks of one size."""
+"""Families of q(g) over the diagonals of all Walsh-Hadamard blocks of the same size."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Diagonal(nn.Module):
         return noise, 1.0
 
     def lower(self) -> Tensor:
-        r"""N in $g = \mu + s \circ (\epsilon + N \epsilon)$, [K, D, D]; [K, 0, 0] if the family has no N."""
+        r"""Matrix N in $g = \mu + s \circ (\epsilon + N \epsilon)$, [K, D, D]; [K, 0, 0] if the family has no N."""
         return self.mean_value.new_empty(self.mean_value.shape[0], 0, 0)
 
     def variance(self) -> Tensor:
@@ -90,8 +90,8 @@ class Diagonal(nn.Module):
 class Full(Diagonal):
     r"""$q(g) = \mathcal{N}(\mu, L L^\top)$ with $L = \operatorname{diag}(s) (I + N)$ and N strictly lower triangular.
 
-    Also stored: `lower_value`, N packed row by row, [K, D (D - 1) / 2]. A step of the optimizer therefore changes a row
-    of L in proportion to the size of the row.
+    Additional parameter: `lower_value`, the entries of N row by row, [K, D (D - 1) / 2]. A step of the optimizer
+    therefore changes a row of L in proportion to the size of the row.
     """
 
     name = "full"
@@ -143,12 +143,12 @@ class Flow(Diagonal):
     The KL of a draw is estimated by $\log q(g) - \log p(g)$. If no draw is given, KL and moments come from 1024 fixed
     draws. The contribution of the Gaussian of z to the moments is exact. The chain starts close to the identity.
 
-    Also stored: `u`, `w` [K, F, D], `b` [K, F].
+    Additional parameters: `u` and `w`, [K, F, D] each, and `b`, [K, F].
 
     Args:
         mean: Initial means of z.
         std: Initial standard deviations of z, [K, 1].
-        length: F, the number of planar layers.
+        length: Number of planar layers F.
     """
 
     name = "flow"
@@ -199,7 +199,7 @@ class Flow(Diagonal):
         return centered, self.push(z)[0] - z
 
     def _noise(self) -> Tensor:
-        """Antithetic pairs that are the same in every call."""
+        """Noise in antithetic pairs, the same in every call."""
         like = self.mean_value
         fixed = torch.Generator().manual_seed(0)
         half = torch.randn(NUM_FLOW_DRAWS // 2, *like.shape, generator=fixed, dtype=torch.float64)

@@ -32,7 +32,7 @@ MAX_SIZE_TO_FORM = 1024
 
 @dataclass(frozen=True)
 class _Part:
-    """One weight of a group. Its blocks are those from `start` to `stop`.
+    """One weight of a group. It uses the blocks from `start` to `stop`.
 
     If the part is `fast`, linear layers never materialize the weight.
     """
@@ -66,8 +66,8 @@ class WalshHadamard(Posterior):
     log D) without materializing W. Smaller layers materialize W, because this is faster for them. Biases and other
     vectors are independent Gaussians that start at the network's values.
 
-    Stored for all blocks of one size together: `left` ($s_1$), `right` ($s_2$), and, for q(g), `mean_value`, `log_std`
-    and the other parameters of its family. A block with a diagonal q(g) has 4 D numbers.
+    Stored parameters, for all blocks of the same size together: `left` ($s_1$), `right` ($s_2$), and, for q(g),
+    `mean_value`, `log_std` and the other parameters of its family. A block with a diagonal q(g) has 4 D numbers.
 
     Args:
         covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers, whose KL is
@@ -318,7 +318,7 @@ class WalshHadamard(Posterior):
 
 
 def _forms_all(request: DrawRequest, g: Tensor) -> bool:
-    """Whether a draw materializes all blocks of a size at once. This is so on a GPU under autocast, up to `MAX_SIZE_TO_FORM`."""
+    """Whether a draw materializes all blocks of a size at once. It does on a GPU under autocast, up to size `MAX_SIZE_TO_FORM`."""
     return request.autocast is not None and g.is_cuda and g.shape[-1] <= MAX_SIZE_TO_FORM
 
 
