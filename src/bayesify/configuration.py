@@ -108,7 +108,9 @@ def make_choices(
 
 
 def _selects_module(net: nn.Module, posterior: Mapping[Any, Any]) -> bool:
-    """Whether the key `"posterior"` is a selector: the network has a module of this name, and no other key is in `KEYS`."""
+    """Whether the key `"posterior"` is a selector. It is one if the network has a module of this name and no other key
+    is in `KEYS`.
+    """
     return "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:])
 
 

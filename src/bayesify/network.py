@@ -604,7 +604,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The network that `config()` and `state()` describe, over a copy of `net`."""
+        """The network that `config()` and `state()` describe, built on a copy of `net`."""
         with own_generators(), outside_inference_mode():  # posteriors may start at random
             made = cls(net, **vars(configuration.restore_choices(net, config)))
         kept = below("kept_statistics", state)

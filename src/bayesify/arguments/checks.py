@@ -1,8 +1,8 @@
 """Checks that the arguments of public calls have the annotated types and ranges.
 
 `@checked` on a function, a method or a class (its `__init__`) compares the arguments with the annotations. A wrong argument raises
-an error such as `InducingWeights: rows=0; give at least 1`. Annotations carry ranges: `Positive`, `Count` and the other names
-below.
+an error such as `InducingWeights: rows=0; give at least 1`. Annotations such as `Positive` and `Count`, which are
+defined below, give ranges.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ Device = Annotated[str | torch.device, _device_words]
 
 @dataclass(frozen=True)
 class _Refused:
-    """A refused value: the remedy, and whether the value's type was right."""
+    """The reason for refusing a value: the remedy, and whether the value's type was right."""
 
     words: str
     kind_fits: bool = False
@@ -180,7 +180,7 @@ def checked(thing: T) -> T:
 
 
 def refuse(owner: str, name: str, value: Any, words: str) -> BadArgument:
-    """The error for a refused value: `Owner: name=value; give words`."""
+    """The error for a refused value, `Owner: name=value; give words`, where `words` describes the valid values."""
     return BadArgument(f"{owner}: {name}={shown(value)}; give {words}")
 
 

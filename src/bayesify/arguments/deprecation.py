@@ -10,10 +10,10 @@ PACKAGE = str(Path(__file__).parents[1])
 
 
 def warn_deprecated(old: str, new: str, *, since: str, removed_in: str) -> None:
-    """Warn that a public name or argument will be removed. The warning shows the caller's line outside of bayesify.
+    """Warn that a public name or argument will be removed. The warning points to the line of the caller's own code.
 
     The warning is a `FutureWarning`, which, unlike a `DeprecationWarning`, Python shows to all users by default. The old name
-    keeps working until `removed_in`. A test fails if the call still exists in that version.
+    keeps working until `removed_in`. A test fails if this warning still exists in that version.
 
     Args:
         old: Deprecated name as users write it, such as `"fit(rate=...)"`.

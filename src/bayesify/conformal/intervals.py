@@ -135,7 +135,7 @@ def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor
 
 
 def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> Tensor:
-    """Scores of rows with targets, [n, O]."""
+    """Scores of rows whose targets are known, [n, O]."""
     if score == "centrality" and isinstance(prediction, RegressionPredictive):
         return prediction.centrality(y)
     first, second = centers(score, prediction, level)

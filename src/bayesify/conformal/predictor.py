@@ -131,7 +131,7 @@ class Conformal(Predictor):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The model over a copy of the network, with the stored calibration."""
+        """The model, rebuilt on a copy of the network, with the stored calibration."""
         model = STORED_CLASSES[config["type"]].restore(net, config["model"], below("model", state))
         kept = config["rule"]
         rule = None if kept is None else RULES[kept["name"]](**kept["options"])

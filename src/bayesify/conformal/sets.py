@@ -85,8 +85,8 @@ class Sets(Rule):
         probs, labels = class_probs(prediction), as_targets(y)
         if labels.shape != probs.shape[:1] or not bool(((labels >= 0) & (labels < probs.shape[1])).all()):
             raise ValueError(
-                f"conformal.Sets: labels have shape {tuple(labels.shape)} for {len(probs)} rows and {probs.shape[1]} classes; give "
-                "one label per row, starting at 0"
+                f"conformal.Sets: labels have shape {tuple(labels.shape)} for {len(probs)} rows and "
+                f"{probs.shape[1]} classes; give one label per row, an integer from 0 to {probs.shape[1] - 1}"
             )
         scores = self._scores(probs)
         chosen = scores.gather(1, labels.long().to(scores.device).unsqueeze(1)).squeeze(1)
@@ -126,7 +126,7 @@ class Sets(Rule):
 
 
 def row_numbers(probs: Tensor, seed: int) -> Tensor:
-    r"""A number between 0 and 1 for each row, from the seed and the row's probabilities: [n].
+    r"""A number between 0 and 1 for each row, computed from the seed and the row's probabilities, [n].
 
     The number is the fractional part of $\frac{2^{12}}{\sqrt C} \sum_c a_c \log p_c$, with weights $a_c$ between -1 and 1 drawn
     with the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. A hash of the bits would not survive

@@ -37,7 +37,7 @@ class Context(ABC):
             generator: Source of randomness.
 
         Returns:
-            n inputs in the form of `x`.
+            The n inputs, in the form of `x`.
         """
 
     def config(self) -> dict[str, Any]:
@@ -106,7 +106,8 @@ class Box(Context):
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
             raise ValueError(
-                f"Box: low and high have shape {size}, but inputs have shape {list(shape)}; give numbers, or the inputs' shape"
+                f"Box: low and high have shape {size}, but inputs have shape {list(shape)}; give numbers, or "
+                f"tensors of the inputs' shape"
             ) from None
         place = generator.device if generator is not None else like.device
         dtype = like.dtype if like.is_floating_point() else torch.float32
@@ -261,7 +262,7 @@ class NoisyContext(StoredContext):
 
 
 class Mixture(Context):
-    """Inputs of several contexts together in each step.
+    """Inputs of several contexts, drawn together in each step.
 
     Args:
         contexts: Two or more contexts.

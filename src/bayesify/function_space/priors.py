@@ -86,8 +86,8 @@ class Constant(FunctionPrior):
         except RuntimeError:
             sizes = [list(value.shape) for value in (self.mean, self.variance)]
             raise ValueError(
-                f"FunctionSpaceVI: prior_mean and prior_variance have shapes {sizes} for {outputs.shape[1]} outputs; give "
-                "numbers, or one per output"
+                f"FunctionSpaceVI: prior_mean and prior_variance have shapes {sizes} for {outputs.shape[1]} "
+                f"outputs; give a number, or one number per output"
             ) from None
         if kind == "diagonal":
             return mean, variance

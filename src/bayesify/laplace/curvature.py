@@ -276,7 +276,7 @@ class Pieces:
     def read(
         self, data: DataTerm, count_rows: Callable[[tuple[Any, ...], Mapping[str, Any]], int]
     ) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
-        """Pieces of the batches, with their inputs, up to `num_examples` examples."""
+        """Pieces of the batches and the inputs of each piece, until `num_examples` examples have been read."""
         check_repeatable(self.examples.loader)
         rows = 0
         for batch in self.examples:

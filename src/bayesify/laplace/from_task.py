@@ -27,7 +27,7 @@ def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = 
 def fit_subnetwork(task: TrainingTask, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
     """A full covariance over the weights with the largest variances.
 
-    The default takes 30 % of the weights, at most 2,000.
+    By default, 30 % of the weights are chosen, but at most 2,000.
     """
     total = sum(parameter.numel() for parameter in task.net.parameters() if parameter.requires_grad)
     number = round(size * total) if isinstance(size, float) else size

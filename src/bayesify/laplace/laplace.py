@@ -803,8 +803,8 @@ class Laplace(Drawable):
         *,
         store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
-        """The curvature of some weights with a given structure, and the data term, from a pass over all or the first
-        examples.
+        """The curvature of some weights with a given structure, and the data term, from a pass over all examples or
+        over the first examples.
 
         The curvature of the network's last layer is computed exactly from the layer's inputs; see `last_layer_curvature`.
         """
@@ -1036,7 +1036,7 @@ class Laplace(Drawable):
 
         With `"closed_form"`, the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
         $\mathcal{N}(f, J \Sigma J^\top)$. The prediction is exact for Gaussian noise, and uses the link for classes.
-        `"linearized_mc"` uses draws of the linearized network, and `"network_mc"` draws of the network itself.
+        `"linearized_mc"` uses draws of the linearized network, and `"network_mc"` uses draws of the network itself.
 
         Args:
             num_draws: Number of draws for the two Monte Carlo methods; 32 by default.
@@ -1156,7 +1156,9 @@ class Laplace(Drawable):
         return Draws(self._runner, weights, kl.expand(num_draws))
 
     def kl(self) -> Tensor:
-        r"""KL, in nats, of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$; a scalar."""
+        r"""KL of the posterior over the chosen weights to their prior $\mathcal{N}(0, \lambda^{-1})$, a scalar in
+        nats.
+        """
         subset, posterior = self.fitted()
         mean = subset.take(self.values).to(self.dtype)
         prior = posterior.factor * self._prior(subset)
@@ -1185,7 +1187,7 @@ class Laplace(Drawable):
         return self._evidence(self.fitted()[1])
 
     def _evidence(self, posterior: WeightCovariance) -> Tensor:
-        """`log_evidence` under another Gaussian over the chosen weights."""
+        """`log_evidence` for another Gaussian over the chosen weights."""
         mean = posterior.curved.take(self.values).to(self.dtype)
         penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
         return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
@@ -1409,7 +1411,7 @@ class Laplace(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The fitted approximation over a copy of the network. Weights that were frozen are frozen again."""
+        """The fitted approximation, rebuilt on a copy of the network. Weights that were frozen are frozen again."""
         given = dict(config)
         factor, data, outputs, names = (given.pop(key) for key in ("factor", "data", "outputs_per_example", "weights"))
         if isinstance(given["covariance"], dict):

@@ -61,7 +61,8 @@ class LinearModel:
     def squared_error_at(self, penalty: float) -> float:
         r"""Squared error of the ridge regression, $e^\top e + 2 d^\top J^\top e + d^\top J^\top J d$.
 
-        $d = (t w - J^\top e) / (s + t)$ is the difference between the network's weights and those of the ridge regression.
+        $d = (t w - J^\top e) / (s + t)$ is the difference between the network's weights and the weights of the ridge
+        regression.
         """
         distance = (penalty * self.weights - self.gradient) / (self.spectrum + penalty)
         change = 2 * self.gradient @ distance + self.spectrum @ distance.square()
@@ -74,8 +75,9 @@ class LinearModel:
         weight decay. If training stopped early, it is larger.
 
         Returns:
-            The penalty, and the squared error of the ridge regression divided by that of the network. The ratio is
-            above 1 if the network fits its rows more closely than the regression with any penalty in the range.
+            The penalty, and the squared error of the ridge regression divided by the squared error of the network. The
+            ratio is above 1 if the network fits its rows more closely than the regression with any penalty in the
+            range.
         """
         low, *_, high = (math.log(penalty) for penalty in self.penalties())
         if self.squared_error_at(math.exp(low)) >= self.squared_error:

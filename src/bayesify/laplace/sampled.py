@@ -157,13 +157,14 @@ class Sampled:
 
     @property
     def search_iterations(self) -> int:
-        """Iterations for each prior precision that is tried. Few iterations suffice, because each precision starts from
-        an earlier solution."""
+        """Number of iterations for each prior precision that is tried. Few iterations suffice, because each precision
+        starts from an earlier solution.
+        """
         return -(-self.iterations // 2)
 
 
 class DrawsFile:
-    """File that stores the draws while they are being solved.
+    """File that stores the draws while they are computed.
 
     Args:
         path: Path of the file.
@@ -229,7 +230,7 @@ class SampledCovariance(WeightCovariance):
         return self
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Covariances, computed from the changes of the outputs under the draws."""
+        """Covariances, computed from the changes that the draws cause in the outputs."""
         draws = self.draws.to(gradients.device)
         roots = self.subset.move(gradients, draws).permute(2, 1, 0) / math.sqrt(len(draws))  # [B, K, n]
         found = roots @ roots.mT.contiguous()
@@ -244,7 +245,7 @@ class SampledCovariance(WeightCovariance):
         raise NotImplementedError("Laplace: covariances of draws cannot be computed from the inputs of a layer")
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """Covariances, computed from the changes of the outputs under the draws."""
+        """Covariances, computed from the changes that the draws cause in the outputs."""
         roots = (
             self.subset.move(gradients, self.draws.to(gradients.device)).movedim(0, -1).transpose(0, 1).flatten(0, 1)
         )  # [B K, n]
@@ -441,8 +442,9 @@ class Equations:
     linear models, with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions
     without data the solution equals $\theta$. If they started at zero, they would take about twice as many iterations.
     The paper uses gradient descent on minibatches with Nesterov's momentum; here these steps are also preconditioned by
-    Kronecker factors. Conjugate gradients solve the same equations on all or chosen examples. The products $J_n v$ and
-    $J_n^\top v$ take two passes of the network each, for all draws of a group at once. No Jacobian is formed.
+    Kronecker factors. Conjugate gradients solve the same equations on all examples or on chosen examples. The products
+    $J_n v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once. No Jacobian is
+    formed.
 
     Args:
         pieces: The data. Every pass must yield the same examples.
@@ -602,7 +604,7 @@ class Equations:
         return total.mul_(root).addcdiv_(z, root, value=self.factor)
 
     def _minibatches(self) -> Iterator[list[tuple[Batch, Inputs]]]:
-        """Endless minibatches, in repeated passes over the data."""
+        """An endless stream of minibatches, from repeated passes over the data."""
         while True:
             yield from self._epoch(DataTerm())
 
@@ -825,7 +827,7 @@ class DrawSolver:
     """Solver that makes draws from `Equations`, group by group.
 
     Args:
-        equations: The equations, over all data, under the final prior precision.
+        equations: The equations over all data, with the final prior precision.
         options: Number and accuracy of the draws.
         checkpoint: Function that is called from time to time with facts and tensors of the draws so far.
 

@@ -205,7 +205,7 @@ class RegressionPredictive(Predictive):
 
     @checked
     def crps(self, y: Tensor) -> Tensor:
-        r"""Continuous ranked probability score of the mixture, in the unit of y; lower is better: [B, O].
+        r"""Continuous ranked probability score of the mixture in the unit of y, [B, O]; lower is better.
 
         $$ \mathbb{E}|Y - y| - \tfrac12 \mathbb{E}|Y - Y'|, \quad Y, Y' \sim p \text{ independent} $$   (Gneiting & Raftery 2007)
 

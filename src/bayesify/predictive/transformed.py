@@ -47,7 +47,7 @@ class TargetTransform:
         shift: Shift, [O].
         scale: Scale, [O], positive.
         power: Power $\lambda$, [O]; used by `box_cox` and `yeo_johnson`.
-        unit: Unit, [O], positive; used by `yeo_johnson`.
+        unit: Positive unit, [O]; used by `yeo_johnson`.
     """
 
     name: TransformName

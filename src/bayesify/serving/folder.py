@@ -197,5 +197,5 @@ def _read_tensors(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, A
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
-    """A checksum of plain data, independent of its order."""
+    """A checksum of plain data, which does not depend on the order of entries."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

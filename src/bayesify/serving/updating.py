@@ -58,7 +58,7 @@ def update_table(
     Args:
         folder: Folder that `bayesify fit` wrote. If it stores its training rows (`--keep-rows`), the table must hold only new
             rows. Otherwise the table must begin with the training rows.
-        frame: The table, read with the result of `like_training`.
+        frame: The table, read with the options from `like_training`.
         name: Name of the table.
         notes: Sentences that say how the table was read.
         missing: Further texts that stand for empty cells.

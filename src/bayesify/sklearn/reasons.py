@@ -237,8 +237,8 @@ def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -
 def _contributions(
     measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contributions of each column, [N, D, Q], joint contributions of all others, [N, Q], and measured quantities of the rows
-    x, [N, Q].
+    """Contributions of each column, [N, D, Q], joint contributions of all other columns, [N, Q], and measured
+    quantities of the rows x, [N, Q].
 
     `rank` [N, D] is the place of each column in the order of replacement; the columns that count as one all have the place
     `MAX_GROUPS` - 1. Replacements start from the typical row [E], whose measured quantities are `base` [1, Q].

@@ -4,8 +4,8 @@ Every method takes the same steps: encode the inputs, list the possible likeliho
 target's units, choose the shape of the network, train, and recalibrate. Classes have only one possible likelihood and no units.
 The default method trains members that each hold out different rows. Predictions of the held-out rows decide which likelihood and
 transform are used and when training stops, and they recalibrate the probabilities. All other methods are called named methods. A
-named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network, and the leverages and
-residuals of this network recalibrate its probabilities.
+named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network. The method's
+probabilities are recalibrated with the leverages and residuals of this network.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class TargetUnits(Plain):
     def of(cls, y: np.ndarray, weights: np.ndarray, transform: str, *, standardize: bool = True) -> Self:
         """Units in which the transformed targets [N, O], with weights [N], have mean 0 and variance 1.
 
-        If `standardize` is false, the units are those of the transformed targets.
+        If `standardize` is false, the targets are transformed but not scaled.
         """
         units = cls(transform, np.zeros(y.shape[1]), np.ones(y.shape[1]))
         if not standardize:
@@ -79,9 +79,9 @@ class UnitsPredictive(TransformedPredictive):
     r"""The recalibrated distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$, given the predictive of z.
 
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
-    to the floor. If there is a ceiling, which is far above all training targets, mean and variance are those of $\min(Y, c)$,
-    where c is the ceiling or, if larger, the median of Y. Otherwise the tail beyond the ceiling could dominate the mean.
-    Everything else is as in `TransformedPredictive`.
+    to the floor. If there is a ceiling, which is far above all training targets, mean and variance are computed for
+    $\min(Y, c)$, where c is the ceiling or, if larger, the median of Y. Otherwise the tail beyond the ceiling could
+    dominate the mean. Everything else is as in `TransformedPredictive`.
 
     Args:
         inner: Predictive of z, [B, O].

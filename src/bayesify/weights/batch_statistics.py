@@ -111,7 +111,7 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
 
 @dataclass(frozen=True)
 class KeptStatistics:
-    """Running statistics of K draws from a seed, each computed with the draw's own weights.
+    """Running statistics of K draws that a seed determines, each computed with the draw's own weights.
 
     The statistics are valid as long as the draws and their passes do not change. A checksum of the tensors on which the
     statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same for every device.
@@ -139,7 +139,9 @@ class KeptStatistics:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """Copies of the buffers, by name, for each of the first draws. A pass in training mode changes buffers in place."""
+        """For each of the first `num_draws` draws, copies of the buffers by name. A pass in training mode changes
+        buffers in place, so the stored buffers are not returned themselves.
+        """
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 
