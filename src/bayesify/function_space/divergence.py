@@ -106,7 +106,7 @@ def gaussian_kl(
     if found.shape[-1] > num_weights and jitter is None:
         raise ValueError(
             f"FunctionSpaceVI: a covariance of {found.shape[-1]} function values from {num_weights} weights has no inverse; give "
-            "fewer context inputs, covariance='diagonal', or a jitter"
+            "fewer context inputs, covariance='diagonal', or jitter="
         )
     if kind == "full":
         return dense_kl(mean.T, found, prior_mean.T, prior_found, jitter)
