@@ -36,7 +36,9 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"save: the state entry {name!r} has type {type(value).__name__}; only tensors can be stored")
+            raise TypeError(
+                f"save: the state entry {name!r} has type {type(value).__name__}; only tensors can be stored"
+            )
         state[name.replace("/", ".")] = _pack_bits(value) if name.endswith(MASK_SUFFIX) else value
     return state
 
