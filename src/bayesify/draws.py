@@ -79,7 +79,7 @@ class Draws:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The network's output with each draw's weights.
 
-        The arguments are those of the network. The kind of network decides whether draws run together or one after the
+        The arguments are passed to the network. The kind of network decides whether draws run together or one after the
         other. This choice changes only the speed.
 
         Returns:

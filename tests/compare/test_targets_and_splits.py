@@ -55,7 +55,7 @@ def test_rows_without_a_target_and_rare_classes_are_left_out():
         (["a"] * 30, None, "'a' in every row; a classification needs"),
         ([2.5] * 30, None, "2.5 in every row"),
         ([None] * 30, None, "empty in every row"),
-        (["1", "2", "x", "4"] * 8, None, "the target: column 'y' holds numbers, but 'x' in row 3"),
+        (["1", "2", "x", "4"] * 8, None, "the target: column 'y' holds numbers, but row 3 below the header has 'x'"),
         (["2020-01-01", "2021-01-01"] * 10, None, "holds dates"),
         (["a", "b"] * 10, "regression", "holds texts"),
         ([str(index) + "x" for index in range(200)], None, "200 different values"),

@@ -601,7 +601,7 @@ def test_a_factorization_that_fails_names_the_layer() -> None:
 
 def test_two_that_run_the_network_are_refused() -> None:
     bnn = bayesify.bayesianize(mlp(), {"0": GlobalInducing(X), "2": GlobalInducing(X)})
-    with pytest.raises(ValueError, match=r"2.weight is not yet drawn .*; put all layers .* under one GlobalInducing"):
+    with pytest.raises(ValueError, match=r"2.weight is not yet drawn .*; use one GlobalInducing for all layers"):
         bnn.draw()
 
 

@@ -109,7 +109,8 @@ def test_odd_columns_are_named(fitted):
     with pytest.raises(ValueError, match="column 'weight' holds texts"):
         model.predict(frame.assign(weight="heavy"))
     with pytest.raises(
-        ValueError, match=r"column 'weight' holds numbers, but 'heavy' in row 3.* or leave the column out$"
+        ValueError,
+        match=r"column 'weight' holds numbers, but row 3 below the header has 'heavy'.* or leave the column out$",
     ):
         model.predict(
             frame.assign(weight=[*frame["weight"][:2].astype(object), "heavy", *frame["weight"][3:].astype(object)])

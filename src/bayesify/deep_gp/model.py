@@ -233,7 +233,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
         The arguments are the same as in `BayesianNetwork.elbo`.
 
         Raises:
-            ValueError: If inputs or targets are not finite or do not fit, or the result is not finite.
+            ValueError: If inputs, targets or the result are not finite, or if inputs and targets do not match.
         """
         data, kl = self.elbo_terms(
             x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator

@@ -28,7 +28,7 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     Values cannot be checked under `vmap` or during the capture of a CUDA graph; a factor that does not exist is then NaN.
 
     Args:
-        matrix: A, [..., n, n].
+        matrix: Matrices A, [..., n, n].
         what: Name of the matrix for warnings and errors.
 
     Raises:

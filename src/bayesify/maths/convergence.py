@@ -18,7 +18,7 @@ def split_r_hat(values: Tensor) -> Tensor:
         values: One or more numbers per step, [C, T, ...], with at least 4 steps.
 
     Returns:
-        [...], in float64; 1 for a number that never changes.
+        One value per number, [...], in float64; 1 for a number that never changes.
     """
     values = _halves(values)
     center = values.flatten(0, 1).median(0).values
@@ -39,7 +39,7 @@ def effective_sample_size(values: Tensor) -> Tensor:
         values: One or more numbers per step, [C, T, ...], with at least 4 steps.
 
     Returns:
-        [...], in float64, at most C T log10(C T).
+        One value per number, [...], in float64, at most C T log10(C T).
     """
     values = _halves(values)
     chains, steps = values.shape[:2]

@@ -35,13 +35,14 @@ def convolution_moments(
 
     Args:
         x: The map, [M, c_in, *n].
-        targets: V, [M, c_out, *o].
+        targets: Targets V, [M, c_out, *o].
         geometry: Geometry of the convolution.
         ones: If there is a bias, the entry of each example in the last column of A, [M].
         scale: Factor by which x and V of each example are multiplied, [M].
 
     Returns:
-        [G, D, D] and [G, D, c_out / G], with D = c_in / G times the kernel's positions, and one more for a bias.
+        The two matrices, [G, D, D] and [G, D, c_out / G]. D is c_in / G times the number of kernel positions, plus 1
+        for a bias.
     """
     if any(size > 1 for size in geometry.stride) or math.prod(geometry.kernel) == 1:
         if scale is not None:

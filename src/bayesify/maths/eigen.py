@@ -13,11 +13,11 @@ def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     LAPACK does not converge for curvatures with many zero rows.
 
     Args:
-        matrix: A, [..., n, n].
+        matrix: Matrices A, [..., n, n].
         what: Name of the matrix for errors.
 
     Returns:
-        [..., n], and [..., n, n].
+        The eigenvalues, [..., n], and the eigenvectors, [..., n, n].
 
     Raises:
         ValueError: If the matrix is not finite, or no eigenvectors are found.

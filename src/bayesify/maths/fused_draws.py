@@ -47,7 +47,7 @@ class Plan:
     Args:
         means: Mean m of each Gaussian, without gaps in memory.
         log_stds: Log standard deviation log s of each Gaussian, with the same layout.
-        prior_stds: $\sigma$ of each Gaussian.
+        prior_stds: Prior standard deviation $\sigma$ of each Gaussian.
         num_draws: S.
         antithetic: Whether every second draw uses the negative noise of the draw before it.
         dtype: Data type of the draws.

@@ -16,7 +16,7 @@ def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> T
     approximates it with a relative error below 5e-4.
 
     Args:
-        shape: a, any shape.
+        shape: Shape parameters a, a tensor of any shape.
         num_draws: S.
         generator: Source of randomness, on any device; torch's global generator by default.
 
@@ -36,8 +36,8 @@ def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float)
     Args:
         shape: a.
         rate: b.
-        prior_shape: $a_0$.
-        prior_rate: $b_0$.
+        prior_shape: Shape parameter $a_0$ of the prior.
+        prior_rate: Rate $b_0$ of the prior.
     """
     a, b = widened(shape), widened(rate)
     start = a.new_full((), prior_shape)

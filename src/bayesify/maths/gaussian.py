@@ -155,8 +155,8 @@ def draw_diagonals(
     Args:
         means: Mean m of each Gaussian, in any shape.
         log_stds: Log standard deviation log s of each Gaussian, in the shape of its mean.
-        noise: $\epsilon$ of each Gaussian, [S, *shape].
-        prior_stds: $\sigma$ of each Gaussian.
+        noise: Noise $\epsilon$ of each Gaussian, [S, *shape].
+        prior_stds: Prior standard deviation $\sigma$ of each Gaussian.
 
     Returns:
         Draws [S, *shape] of each Gaussian, and the KL, a scalar in nats.
@@ -176,7 +176,7 @@ def diagonal_moments(
     Args:
         means: Mean m of each Gaussian, in any shape.
         log_stds: Log standard deviation log s of each Gaussian, in the shape of its mean.
-        prior_stds: $\sigma$ of each Gaussian.
+        prior_stds: Prior standard deviation $\sigma$ of each Gaussian.
 
     Returns:
         m and $s^2$ of each Gaussian, and the KL, a scalar in nats.

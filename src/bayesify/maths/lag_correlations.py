@@ -79,7 +79,7 @@ def correlate(
         scale: Factor by which x and y of each example are multiplied, [M].
 
     Returns:
-        [own lags, G, C, C], [cross lags, G, C, R], and the values for `correlate_gradient`.
+        The two correlations, [own lags, G, C, C] and [cross lags, G, C, R], and the values for `correlate_gradient`.
     """
     period, channels = tuple(sizes), x.shape[2]
     both = _spectrum(x, y, period, scale)

@@ -126,7 +126,7 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
 
 
 def _reach(inverse: Tensor, z: Sequence[Tensor]) -> list[Tensor]:
-    """A = L^-1 Z of each group."""
+    """Matrices A = L^-1 Z of each group."""
     if len(z) == 1:
         return [inverse @ z[0]]
     return [part @ group for part, group in zip(inverse.split(list(map(len, z))), z, strict=True)]
@@ -279,14 +279,14 @@ def conditional_draw(
     Args:
         factors: See `factorize`.
         u: Whitened U, [L, S, M_r, M_c].
-        scale: $\lambda$, [L].
+        scale: Scales $\lambda$, [L].
         sigma: Prior standard deviations $\sigma$, [L], or [L, S] if they differ between draws.
         noise: Noise arrays with the shapes of `noise_shapes`. They are overwritten if gradients are off.
         dtype: Dtype of the operands in products with matrices of the weights' size; the products are summed in float32.
             If gradients are off, draws also have this dtype.
 
     Returns:
-        [G, S, d_out, d_in] of each group.
+        Draws of each group, [G, S, d_out, d_in].
     """
     base, amplitude = start_and_size(factors, u, scale, sigma, noise[0])
     counts = factors.counts

@@ -40,7 +40,8 @@ def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor
         bias: Whether the last column of A contains ones.
 
     Returns:
-        [1, D, D] and [1, D, c_out] in float32, with D = c_in times the kernel's positions, and one more for a bias.
+        The two matrices, [1, D, D] and [1, D, c_out], in float32. D is c_in times the number of kernel positions, plus
+        1 for a bias.
     """
     if len(geometry.kernel) != 2 or not has_kernel(targets):
         rounded = targets.to(x.dtype).float()

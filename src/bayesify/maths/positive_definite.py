@@ -102,7 +102,7 @@ def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor)
         columns: Vectors $k_b$, [S, M, B]; S is 1 if nothing differs between draws.
 
     Returns:
-        [S, B, O] and [S, O', B].
+        The linear forms, [S, B, O], and the quadratic forms, [S, O', B].
     """
     linear, quadratic, _ = _Forms.apply(weights, matrix, columns)
     return linear, quadratic

@@ -59,10 +59,10 @@ def wishart_kl(precision: Tensor, dof: Tensor, prior_precision: float, prior_dof
     float64 if the device supports it.
 
     Args:
-        precision: $\Psi$, [*batch, K, K].
-        dof: n, [*batch].
+        precision: Matrix $\Psi$, [*batch, K, K].
+        dof: Degrees of freedom n, [*batch].
         prior_precision: c.
-        prior_dof: $n_0$.
+        prior_dof: Degrees of freedom $n_0$ of the prior.
 
     Returns:
         [*batch].

@@ -193,7 +193,7 @@ class RandomFeatureGP(BayesianNetwork):
         return likelihood.closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0))
 
     def config(self) -> dict[str, Any]:
-        """The network's configuration as plain data, and whether the bound is exact."""
+        """The network's configuration as a plain dict, and whether the bound is exact."""
         return {"network": super().config(), "exact_bound": self.exact_bound}
 
     @classmethod

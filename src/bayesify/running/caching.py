@@ -26,7 +26,7 @@ _NUMBERS = itertools.count()
 
 
 class _Scope(threading.local):
-    """Requests of the current thread."""
+    """State of the contexts `settled` and `computed_anew` in the current thread."""
 
     settled: dict[Results, _State | None] | None = None
     anew = False

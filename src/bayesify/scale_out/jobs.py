@@ -1,4 +1,4 @@
-"""Jobs, which are plain data, and their results as files, so that no finished job is lost when a worker or a machine stops."""
+"""Jobs, and their results as files, so that no finished job is lost when a worker or a machine stops."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ class CsvFile:
         return self._styled(frame, styles), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
-        """A function that reads the table in parts of `rows` rows, and notes about its numbers. Errors are as in `read`."""
+        """A function that reads the table in parts of `rows` rows, and notes about its numbers. See `read` for errors."""
         words, mixed = self._words(rows, ())
         if mixed:  # if some parts hold texts, the whole column holds texts
             words |= self._words(rows, mixed)[0]

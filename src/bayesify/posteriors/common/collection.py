@@ -34,7 +34,7 @@ class Posteriors(nn.ModuleList):
         def __iter__(self) -> Iterator[Posterior]: ...
 
     def in_drawing_order(self) -> list[Posterior]:
-        """The posteriors, with those that run the network last."""
+        """The posteriors in the order of drawing: posteriors that run the network come last."""
         return sorted(self, key=lambda part: part.runs_network)
 
     @property

@@ -48,7 +48,7 @@ class Convolution(LinearMap):
         return Geometry(module.kernel_size, module.stride, module.dilation, tuple(pairs), module.groups)
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
-        """[M, c_out, *o], or [M, c_out] if the posterior spans only the bias."""
+        """Shape of the outputs: [M, c_out, *o], or [M, c_out] if the posterior spans only the bias."""
         positions = self.geometry(module).outputs(seen[0].shape[2:]) if self.has_weight else ()
         return (seen[0].shape[0], self.layer.rows, *positions)
 

@@ -1,4 +1,4 @@
-"""Inducing inputs of a network: as the user gives them, as plain data, and as parameters."""
+"""Inducing inputs of a network: as the user gives them, as a plain description, and as parameters."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class InducingWeights(Posterior):
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
             default, U and W given U each contribute a standard deviation of a tenth (less before BatchNorm) of the root mean
             square of the layer's weights.
-        init_lambda: $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
+        init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:
         ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, or if `shared`

@@ -21,7 +21,7 @@ NUM_FLOW_DRAWS = 1024
 class Diagonal(nn.Module):
     r"""$q(g) = \mathcal{N}(\mu, \operatorname{diag}(s^2))$ for each of K blocks of size D.
 
-    Stored: `mean_value` freely, `log_std`.
+    Stored parameters: `mean_value` (the means) and `log_std` (the logarithms of s), both unconstrained.
 
     Shapes:
         mean_value, log_std: [K, D].

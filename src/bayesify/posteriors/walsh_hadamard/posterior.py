@@ -193,8 +193,7 @@ class WalshHadamard(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw g of all blocks; one call draws all noise. Weights are materialized, but those of large linear layers
-        stay factored."""
+        """Draw g of all blocks; one call draws all noise. Weights of large linear layers stay factored; others are materialized."""
         weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
