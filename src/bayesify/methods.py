@@ -1,4 +1,4 @@
-"""The list of all methods: posteriors, and methods that are more than a posterior of a network."""
+"""The list of all methods: posteriors, and methods that do more than define a posterior of a network."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def to_inference_data(
     Args:
         model: A model with a method `draw`, a `Draws`, or a sequence of these with one entry per chain; all chains must
             have the same length.
-        num_draws: Number of draws per chain; by default all draws, or the model's default number.
+        num_draws: Number of draws per chain; by default all draws of a `Draws`, or the model's default number.
         x: Inputs in any form that `predict` accepts.
         y: Targets of the inputs.
         likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.

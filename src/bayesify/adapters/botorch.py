@@ -77,7 +77,8 @@ class BoTorchModel(_Model):
     Args:
         model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.
         num_draws: Number of draws S; by default all draws if their number is finite, otherwise 128.
-        inputs: Differentiable function from points of the search space to inputs of the network, such as BoTorch's `Normalize`.
+        inputs: Differentiable function that maps points of the search space to inputs of the network, such as BoTorch's
+            `Normalize`.
         targets: Transform that was applied to the targets for training, if any.
         data: Points [N, D] and targets [N, O] of the training data; needed for `condition_on_observations`.
         num_outputs: Number of outputs O; by default the number in `data`, or 1 if `data` is not given.

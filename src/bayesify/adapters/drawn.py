@@ -34,7 +34,7 @@ def check_draws(model: object, owner: str) -> None:
 
 
 def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likelihood:
-    """The given likelihood, or otherwise the model's; `ValueError` if there is no likelihood."""
+    """The given likelihood, or otherwise the model's likelihood. Raises `ValueError` if there is none."""
     found = given if given is not None else model.likelihood if isinstance(model, Predictor) else None
     if not isinstance(found, Likelihood):
         raise ValueError(

@@ -11,7 +11,7 @@ from bayesify.arguments.installing import how_to_install
 
 def load(module: str, *, extra: str, owner: str) -> Any:
     """Import a module of an optional package. `extra` is the extra of bayesify that installs the package; `owner` is
-    the caller, which messages name.
+    the caller's name in messages.
 
     Warnings of the package during the import are hidden, because the caller can do nothing about them.
     """

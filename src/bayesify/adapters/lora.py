@@ -44,10 +44,10 @@ def bayesianize_lora(
     Frozen weights stay frozen and are shared with the model, not copied. Other weights, such as a new head, stay trainable point
     estimates unless `names` includes them.
 
-    The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, with r the adapter's rank. This posterior starts at
-    the current adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an $r \times d$ matrix. In an ensemble,
-    the first member starts at the current adapter. The other members start like fresh adapters, with a random A and with B = 0 (for
-    embeddings the other way round); B is recognized by its name.
+    The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, where r is the adapter's rank. This
+    posterior starts at the current adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an
+    $r \times d$ matrix. In an ensemble, the first member starts at the current adapter. The other members start like
+    fresh adapters, with a random A and with B = 0 (for embeddings the other way round); B is recognized by its name.
 
     Args:
         model: The result of `peft.get_peft_model`, or any module with low-rank weights, fresh or trained.

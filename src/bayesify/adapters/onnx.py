@@ -141,7 +141,7 @@ def export_onnx(
     seed gives the same prediction on every machine, up to rounding; different seeds give different predictions.
 
     Args:
-        model: A model with `draw` and a likelihood: a `BayesianNetwork`, a `Laplace`, a `SWAG`, ...; or `Draws`.
+        model: A model with `draw` and a likelihood, such as a `BayesianNetwork`, a `Laplace` or a `SWAG`; or a `Draws`.
         path: Path of the file.
         x: Example inputs, two or more: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
         num_draws: Number of draws S; by default all draws if their number is finite (`Draws`, an ensemble, a chain), otherwise 16.
@@ -158,8 +158,8 @@ def export_onnx(
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
         TypeError: If the model has no draws.
-        ValueError: If there is no likelihood, or `x` is a single example or in bfloat16. Also if the graph's outputs differ from
-            torch's; in this case no file is written.
+        ValueError: If there is no likelihood, or `x` is a single example or has type bfloat16. Also if the graph's
+            outputs differ from torch's; in this case no file is written.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         package(module)

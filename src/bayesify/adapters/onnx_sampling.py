@@ -113,7 +113,7 @@ class SamplingGraph(nn.Module):
 
 
 def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
-    """Graph of one draw, which maps noise [K] to weights; the names of the weights; and K."""
+    """Return the graph of one draw, which maps noise [K] to weights, together with the weights' names and K."""
     for part in bnn.posteriors:
         if part.runs_network:
             raise ValueError(

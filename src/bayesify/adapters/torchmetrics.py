@@ -93,7 +93,7 @@ def as_predictive(prediction: Predictive | Tensor) -> Predictive:
 
 
 class NLL(PredictiveScore):
-    r"""Mean over examples of $-\log p(y)$, in nats, summed over an example's outputs, for regression and classification."""
+    r"""Negative log-likelihood $-\log p(y)$ in nats, summed over an example's outputs and averaged over examples."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """Negative log-likelihood of each example."""

@@ -35,7 +35,8 @@ SHORT_TRAJECTORY_STEPS = 16
 
 
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """Train to the maximum a posteriori for all epochs. Then collect iterates at a `gentle_rate` for half as many epochs.
+    """Train the network to the maximum a posteriori for all epochs. Then collect iterates at a `gentle_rate` for half
+    as many epochs.
 
     The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. When the
     first phase had only half of the epochs, the curve fitted in the demonstration was flat (NLL 0.78 instead of -0.53).
@@ -52,7 +53,7 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
 
 
 def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """Train to the maximum a posteriori for all epochs, then run `sghmc` for the same number of epochs."""
+    """Train the network to the maximum a posteriori for all epochs, then run `sghmc` for the same number of epochs."""
     trained = train_point(task)
     return sghmc(
         trained, task.loader, task.epochs, num_draws=num_draws, num_data=task.num_data, seed=task.seed, progress=False

@@ -103,7 +103,7 @@ class Microcanonical:
     # -- moving ------------------------------------------------------------------------------------------------------
 
     def slope(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """log p(z, y), [C], and its gradient with respect to z, [C, P]."""
+        """The log density log p(z, y), [C], and its gradient with respect to z, [C, P]."""
         weights = (position * self.scale).split([value[0].numel() for value in self.values], dim=1)
         with torch.no_grad():
             for value, part in zip(self.values, weights, strict=True):
@@ -189,9 +189,10 @@ class Microcanonical:
     def warm_up(self, num_trajectories: int) -> None:
         r"""Tune the step size from the chains' mean energy error, and the length L from the spread of their positions.
 
-        The first third of the trajectories are short and tune the step size. The second third also estimate the spread
-        $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If the chains are still far apart,
-        the spread is the distance that each chain still has to travel. The last third tune the step size for this length.
+        The trajectories of the first third are short, and they tune the step size. The second third also estimates the
+        spread $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If the chains are
+        still far apart, the spread is the distance that each chain still has to travel. The last third tunes the step
+        size for this length.
         """
         aim = self._aim()
         third = max(1, num_trajectories // 3)
@@ -279,8 +280,8 @@ def microcanonical(
         num_draws: Number of draws T that each chain keeps.
         num_warmup: Number of warm-up trajectories, in which step size and length are tuned.
         thin: Number of trajectories per kept draw.
-        adjust: Whether trajectories can be rejected. If not, the draws are biased, but networks with many thousands of weights
-            allow longer steps.
+        adjust: Whether trajectories can be rejected. If they cannot, the draws are biased, but networks with many
+            thousands of weights allow longer steps.
         max_steps: Largest mean number of steps of a trajectory.
         checkpoint: File in which the chains are stored. A call with the same arguments, or with more draws, continues the chains.
         seed: Seed of the chains.

@@ -291,7 +291,7 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
 
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    r"""A root R of the likelihood's Fisher information $R R^\top$ at outputs [..., O]: [..., O, O].
+    r"""A root R, [..., O, O], of the likelihood's Fisher information $R R^\top$ at outputs [..., O].
 
     For classes, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, it is computed from the diagonal
     or the eigenvalues.

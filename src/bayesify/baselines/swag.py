@@ -72,7 +72,8 @@ def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> flo
 
 @register_predictor
 class SWAG(Drawable):
-    r"""A Gaussian fitted to the iterates of SGD, whose covariance has a diagonal and a low-rank part (Maddox et al. 2019).
+    r"""A Gaussian whose covariance has a diagonal and a low-rank part, fitted to the iterates of SGD (Maddox et al.
+    2019).
 
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
 
@@ -96,9 +97,9 @@ class SWAG(Drawable):
 
     Attributes:
         count: Number of collected iterates.
-        mean, squared_deviations: $\bar w$, and the squared deviations from $\bar w$ summed over iterates; each maps weight
-            names to tensors.
-        deviations: $D^\top$, a mapping from weight names to tensors [K, *shape].
+        mean, squared_deviations: The mean $\bar w$, and the squared deviations from $\bar w$ summed over iterates; each
+            maps weight names to tensors.
+        deviations: The matrix $D^\top$ as a mapping from weight names to tensors [K, *shape].
 
     Raises:
         TypeError: If `net` is not a module.
@@ -364,7 +365,7 @@ class SWAG(Drawable):
         return start.guess**2
 
     def _last_layer(self, batches: Sequence[Batch]) -> Sequence[str]:
-        """Names of the weights of the last layer; none if the network has no last layer."""
+        """Names of the weights of the last layer; empty if the network has no last layer."""
         args, kwargs = checked_inputs(batches[0].to(self._reference.device).x)
         try:
             return last_layer(Runner(self.network, self.weights), self.weights, args, kwargs, self.output, owner="SWAG")
@@ -395,7 +396,7 @@ class SWAG(Drawable):
         loader: Iterable[Any] | None = None,
         read_batch: BatchReader | None = None,
     ) -> Draws:
-        r"""Draw functions: $\bar w + \sqrt{c/2}\,(\sqrt v \odot z_1 + D z_2 / \sqrt{K - 1})$.
+        r"""Draw functions with the weights $\bar w + \sqrt{c/2}\,(\sqrt v \odot z_1 + D z_2 / \sqrt{K - 1})$.
 
         Args:
             num_draws: Number of draws S.

@@ -39,10 +39,10 @@ class VOGN(LayerwiseTrainer):
         baselines.VOGN(bnn, learning_rate=0.1).fit(loader, epochs=10)
         bnn.predict(x)
 
-    For linear, convolution and embedding layers, squared gradients of single examples are computed from products of inputs and
-    output gradients. For other weights (attention, recurrent and tied weights, custom parameters) they need one pass per
-    example, which does not work with BatchNorm in training mode. If BatchNorm couples the examples of a batch, an example's
-    gradient is the part that flows through the example's own activations.
+    For linear, convolution and embedding layers, squared gradients of single examples are computed from products of
+    inputs and output gradients. For other weights (attention, recurrent and tied weights, custom parameters), squared
+    gradients need one pass per example, which does not work with BatchNorm in training mode. If BatchNorm couples the
+    examples of a batch, an example's gradient is the part that flows through the example's own activations.
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed in place.

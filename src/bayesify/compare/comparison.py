@@ -247,8 +247,8 @@ class _Runs:
 
 
 def _order_jobs(methods: Sequence[str], splits: int) -> dict[str, dict[str, Any]]:
-    """The method and the splits of each job. All splits of a posterior train together in one job; other methods have one job
-    per split.
+    """The method and the splits of each job. All splits of a method that is a posterior train together in one job;
+    other methods have one job per split.
 
     Rivals come first because the first report needs them. The longest runs come next, so that no worker still has a long run to
     do at the end.

@@ -71,8 +71,8 @@ def make_parts(
         classes: Whether the targets are classes.
         standard: Pairs of training and test rows, if the data set defines its own splits.
         groups: Group numbers, [N]; rows of one group are in the same part.
-        times: Time of each row, [N]. The later half of the rows is then cut into K blocks. Split k tests block k and trains on
-            all rows before the block, the last of which are used for calibration.
+        times: Time of each row, [N]. The later half of the rows is then cut into K blocks. Split k tests block k and
+            trains on the rows before the block; the last of these rows are used for calibration.
 
     Raises:
         InputError: If there are too few rows, groups or blocks.

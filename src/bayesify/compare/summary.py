@@ -92,8 +92,8 @@ class MethodRow:
         behind: Difference of this method's NLL from the NLL of the best method; `None` for the best method and for methods
             without a rank.
         p: p-value of this difference, adjusted for the number of methods; NaN if the difference cannot be tested.
-        standing: `LEADS` if the method is tied with the best method. `BEHIND` if this method, or a method ranked above it, is
-            clearly behind. Otherwise `UNCLEAR`.
+        standing: `LEADS` if the method is tied with the best method. `BEHIND` if this method, or a method ranked above
+            it, is clearly behind the best method. Otherwise `UNCLEAR`.
     """
 
     name: str

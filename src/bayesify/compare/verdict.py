@@ -403,8 +403,8 @@ def _effect(row: MethodRow, summary: Summary) -> str:
 
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:
-    """Sentences that say whether this method detects out-of-distribution rows, and which method detects them best; empty
-    without such rows."""
+    """Sentences that say whether this method detects out-of-distribution rows, and which method detects them best;
+    empty if there are no such rows."""
     found = {other.name: _noticed(other) for other in summary.ranked}
     mine = found[row.name]
     if mine is None:

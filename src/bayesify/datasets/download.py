@@ -61,8 +61,8 @@ def obtain(
     Args:
         owner: Name of the caller, for messages.
         file: Path of the file relative to the data folder.
-        folder: Folder of the file. If it is given, only this folder is searched, and its file is not verified. By default, the
-            folder that `BAYESIFY_DATA` names and then the cache are searched.
+        folder: Folder of the file. If it is given, only this folder is searched, and its file is not verified. By
+            default, the folder that `BAYESIFY_DATA` names is searched first, and then the cache.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
         check: Function that checks arrays that do not come from `folder`. A cached file that fails is removed and downloaded again.
 

@@ -171,8 +171,8 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
 def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Regression:
     r"""A noisy wavy function on [0, 6], similar to the data of Snelson & Ghahramani (2006).
 
-    $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$, $\varepsilon \sim \mathcal{N}(0, 0.28^2)$; the inputs x are
-    uniform in [0, 6].
+    $y = \sin(2.3 x) - 0.6 \cos(1.1 x + 0.4) + \varepsilon$ with $\varepsilon \sim \mathcal{N}(0, 0.28^2)$; the inputs x
+    are uniform in [0, 6].
 
     Args:
         num_data: Number of training examples.

@@ -111,11 +111,11 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def check_values(self, outputs: Tensor, y: Tensor) -> None:
-        """Raise `ValueError` for targets that are not possible values under outputs [S, B, ...]."""
+        """Raise `ValueError` for targets that are not possible values given outputs [S, B, ...]."""
 
     @abstractmethod
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log-density of each entry of y under outputs [S, B, ...]: [S, *y.shape]."""
+        """Log-density of each entry of y given outputs [S, B, ...]: [S, *y.shape]."""
 
     @abstractmethod
     def predictive(self, outputs: Outputs) -> Predictive:
@@ -132,8 +132,8 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Hessian of `-log p(y | f)` with respect to the outputs, in expectation over y from p(y | f). It is positive
-        semidefinite.
+        """Expectation, over y from p(y | f), of the Hessian of `-log p(y | f)` with respect to the outputs. It is
+        positive semidefinite.
 
         Args:
             outputs: Outputs, [..., O].
@@ -173,8 +173,8 @@ class Likelihood(nn.Module):
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        r"""A few random vectors whose outer products add up to the Fisher matrix of an example in expectation,
-        [K, B, ...].
+        r"""A few random vectors, [K, B, ...], whose outer products add up, in expectation, to the Fisher matrix of an
+        example.
 
         Each vector is a sum of the vectors of `fisher_factor` with random signs, divided by $\sqrt K$. If
         `fisher_factor` has at most `count` vectors, they are returned unchanged.

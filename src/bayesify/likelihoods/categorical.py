@@ -161,8 +161,7 @@ class Categorical(Likelihood):
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        r"""Vectors $\sqrt{w_c}\,(e_c - p)$ with $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p)
-        - p p^\top$.
+        r"""Vectors $\sqrt{w_c} (e_c - p)$ with $\mathbb{E} \sum_c w_c (e_c - p)(e_c - p)^\top = \operatorname{diag}(p) - p p^\top$.
 
         Each class is chosen at most once. Its chance is proportional to $p_c$, but at most 1. The most likely classes
         are chosen with certainty and have weight $p_c$. The other classes are chosen by systematic sampling, in equal

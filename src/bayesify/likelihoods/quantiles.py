@@ -44,8 +44,8 @@ class Quantiles(NumberLikelihood):
         learn: Whether to train s.
 
     Raises:
-        ValueError: If there are fewer than two levels, if the levels do not increase strictly between 0 and 1, or if a
-            scale is not positive and finite.
+        ValueError: If there are fewer than two levels, if the levels are not increasing or not strictly between 0 and
+            1, or if a scale is not positive and finite.
     """
 
     name = "quantiles"

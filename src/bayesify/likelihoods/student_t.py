@@ -95,7 +95,7 @@ class StudentT(NumberLikelihood):
         return reweighted(density, (square / shared) ** self._beta, beside)
 
     def fisher(self, outputs: Tensor) -> Tensor:
-        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second entry is there only if the
+        r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second entry exists only if the
         network predicts s."""
         location, square, degrees = self.components(outputs)
         entries = ((degrees + 1) / ((degrees + 3) * square)).expand_as(location)

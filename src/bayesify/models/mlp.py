@@ -15,7 +15,7 @@ def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Seque
     """A multilayer perceptron with the given layer sizes, without an activation after the last layer.
 
     Args:
-        sizes: Number of inputs, sizes of the hidden layers, number of outputs; at least two numbers.
+        sizes: Number of inputs, sizes of the hidden layers and number of outputs; at least two numbers.
         activation: Module class of the activation between layers.
 
     Raises:

@@ -218,7 +218,7 @@ class Prior(nn.Module):
         return {key: value for key, value in vars(self).items() if key != "_drawn"}
 
     def typical(self) -> PriorDraw:
-        """The means of the scales under the hyperparameters' posterior, as one draw without randomness."""
+        """One draw without randomness, in which each scale is its mean under the hyperparameters' posterior."""
         return self.draw(1)
 
     def live(self) -> PriorDraw:

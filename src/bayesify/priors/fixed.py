@@ -1,4 +1,5 @@
-"""Priors with given scales. The scale is the same for all weights or depends on the fan-in; the center is 0 or a network."""
+"""Priors with given scales. The scale is the same for all weights or depends on the fan-in; the center is 0 or the
+weights of a network."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ class AroundNetwork(Neal):
         """Keep a copy of the network's weights."""
         if values is None:
             raise ValueError(
-                "AroundNetwork: this method needs a prior with mean 0; use Neal(), or a posterior of bayesianize"
+                "AroundNetwork: this method needs a prior with mean 0; use Neal(), or train a posterior with bayesianize"
             )
         self.center = NamedParameters({name: values[name].clone() for name in self.weights}, trainable=False)
 

@@ -1,4 +1,4 @@
-"""A prior with one scale per layer, which has its own Gamma posterior."""
+"""A prior with one scale per layer; each scale has its own Gamma posterior."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A prior that correlates the positions of a convolution's kernel, with its own inverse-Wishart posterior."""
+"""A prior that correlates the positions of a convolution's kernel; the correlation has its own inverse-Wishart
+posterior."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ class SpatialInverseWishart(Prior):
     equals Neal's prior. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed
     form (see `wishart_kl`), and draws use Bartlett's method.
 
-    A posterior can use this prior if the posterior's second moments over a kernel's positions are known, or if it is
-    built on the prior. `bayesianize` rejects other posteriors.
+    A posterior can use this prior if the posterior's second moments over a kernel's positions are known, or if the
+    posterior is built on the prior. `bayesianize` rejects other posteriors.
 
     The parameters are `log_nu`, `log_diagonal` (logarithms of d) and `lower` (entries of N, row by row), where
     $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular. Kernels of equal K are stored together,

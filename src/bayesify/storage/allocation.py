@@ -46,7 +46,7 @@ class AllocationLimit(TorchDispatchMode):
 
 
 def _allocated(func: Any, args: Any, kwargs: Any) -> int:
-    """Bytes of the new tensors that an operation returns; 0 if the size cannot be determined in advance."""
+    """Number of bytes of the new tensors that an operation returns; 0 if the size cannot be determined in advance."""
     schema = func._schema
     if all(entry.alias_info is not None for entry in schema.returns):
         return 0  # a view or an in-place operation

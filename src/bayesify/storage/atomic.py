@@ -61,7 +61,7 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def write_together(folder: Path) -> Iterator[Path]:
-    """A draft folder. At the end of the `with` block, either all its files move into `folder`, or none.
+    """A draft folder. At the end of the `with` block, either all or none of its files move into `folder`.
 
     The draft is renamed to `.next` inside the folder. This single rename commits the write; then the files of `.next` move up, one
     by one. `read_together` reads a file from `.next` as long as it is there. It therefore finds all old files or all new files,

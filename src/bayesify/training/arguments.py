@@ -24,7 +24,7 @@ class Steps:
         accumulate: Number of batches whose gradients make one step. All these batches use the same draw of the weights, so the step
             equals a step from one large batch.
         clip_norm: Upper bound on the norm of the gradient.
-        scheduler: When the learning rate scheduler steps: after each `"epoch"` or after each optimizer `"step"`.
+        scheduler: Whether the learning rate scheduler steps after each `"epoch"` or after each optimizer `"step"`.
         skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a
             `ModelStack`, only the models with a non-finite gradient skip the step; their parameters, buffers and
             optimizer state do not change. The history counts skipped steps.
@@ -89,7 +89,7 @@ class Devices:
         kind: Kind of device, such as `"cpu"` or `"cuda"`; by default CUDA if available.
         launch: How processes start. `"script"` runs the calling script again in each further process; it also uses
             processes that torchrun started. `"fork"` starts processes for this call only and returns their result.
-            `"fork"` does not work on Windows or after CUDA was used. If torch sees a GPU, it also does not work after
+            `"fork"` does not work on Windows or after CUDA was used. If torch sees a GPU, `"fork"` also fails after
             this process has trained anything.
 
     Raises:
@@ -176,7 +176,8 @@ class Update:
 
 
 def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool, averages: bool = False) -> None:
-    """Raise `ValueError` if a model cannot be trained, or does not support the MAP phase, draws in turn or averaging."""
+    """Raise `ValueError` if a model cannot be trained, or lacks a requested feature (MAP phase, draws in turn,
+    averaging)."""
     model.check_ready()
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
         raise ValueError("fit: no parameter of the network is trainable; set requires_grad=True on some of them")

@@ -321,7 +321,7 @@ def check_repeatable(loader: Any) -> None:
     if hasattr(loader, "__next__"):
         raise TypeError(
             f"fit: the loader has type {type(loader).__name__}, which can be read only once; give an iterable that "
-            "starts again each epoch"
+            "can be iterated once per epoch"
         )
 
 

@@ -69,7 +69,7 @@ class CapturedSteps:
             )
         leaves, tree = pytree.tree_flatten((batch.x, batch.y, batch.weights))
         if self.reason or not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
-            self.reason = self.reason or "a batch contains more than tensors"
+            self.reason = self.reason or "a batch contains something other than tensors"
             self._run(phase, batch.to(device))
             return
         tensors = [leaf for leaf in leaves if leaf is not None]
@@ -86,8 +86,8 @@ class CapturedSteps:
             self._warm_up(phase, batch.to(device), self._captures.calls(key))
 
     def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:
-        """Take a plain step. The first plain step checks values. The last plain step before a capture checks whether it
-        waits for the GPU."""
+        """Take a plain step. The first plain step checks values. The last plain step before a capture checks whether
+        the step waits for the GPU."""
         waits: list[str] = []
         with side_stream(), ExitStack() as stack:
             if count > 1:

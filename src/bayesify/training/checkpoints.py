@@ -91,7 +91,7 @@ class Checkpoint:
             return Checkpoint(**state)
 
     def check_fits(self, path: Path, settings: dict[str, Any], data: list[str], module: nn.Module, epochs: int) -> None:
-        """Raise `ValueError` if this checkpoint has another network or other settings, or if it cannot be continued.
+        """Raise `ValueError` if this checkpoint belongs to another network, has other settings, or cannot be continued.
 
         `settings` and `data` describe the run that would continue this checkpoint, and `epochs` includes the MAP phase. Entries
         in `OPTIONAL_ENTRIES` are compared only if both runs have them.

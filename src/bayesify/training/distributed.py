@@ -104,7 +104,7 @@ class FabricProcesses(Processes):
         return context
 
     def total(self, values: Any) -> Any:
-        """Sum over processes of a number, or of each number in a list, in float64 if the device has it."""
+        """Sum over processes of a number, or of each number in a list, in float64 if the device supports it."""
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
         result = self._fabric.all_reduce(torch.tensor(values, dtype=dtype, device=self._device), reduce_op="sum")
         return result.tolist()

@@ -71,10 +71,10 @@ class Guard:
         self.finite.fill_(True)
 
     def check(self, batch: int | Tensor) -> Tensor:
-        """Check the current gradients and return their norm. `batch` is the number of the last batch, which is a tensor
-        in a captured step.
+        """Check the current gradients and return their norm. `batch` is the number of the last batch; in a captured
+        step, it is a tensor.
 
-        The norm sums squares, as optimizers do, so a gradient whose square overflows counts as non-finite.
+        The norm is computed from squares, as in optimizers, so a gradient whose square overflows counts as non-finite.
 
         Raises:
             NotFiniteError: If a gradient is not finite and this is known without waiting for the device. Buffers are restored.

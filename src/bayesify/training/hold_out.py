@@ -138,7 +138,8 @@ def train_held_out(
 def _batches(
     x: Tensor, y: Tensor, omega: Tensor, held: np.ndarray, steps: StoppedSteps
 ) -> tuple[StackedBatches, float]:
-    """Batches of each network's training rows with weights of mean 1, and the number of examples that these rows represent."""
+    """Batches of each network's training rows, whose weights have mean 1, and the number of examples that these rows
+    represent."""
     used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
     means = [float(omega[rows].mean()) for rows in used]
     num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
@@ -149,7 +150,8 @@ def _batches(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread. More threads slow down such small products, even tenfold if other programs are running."""
+    """Use one thread. More threads slow down such small products, by up to a factor of ten if other programs are
+    running."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

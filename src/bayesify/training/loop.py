@@ -214,8 +214,8 @@ class TrainingLoop:
                 self._pause(due=every is not None and self.step.taken % every == 0)
             if position.batches == 0:
                 raise ValueError(
-                    f"fit: the loader yields no batches in epoch {epoch + 1}; give a loader with data that starts again each "
-                    "epoch (drop_last=True drops an incomplete batch)"
+                    f"fit: the loader yields no batches in epoch {epoch + 1}; give a loader with data that can be iterated "
+                    "once per epoch (drop_last=True drops an incomplete batch)"
                 )
             if epoch == 0 and self.plan.num_data_given:
                 check_num_data(self.settings.num_data, min_examples(self.loader, position.examples))
@@ -349,7 +349,7 @@ class TrainingLoop:
             return self._scores(predict, self.plan.validation, together=self.processes.count == 1).score()
 
     def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
-        """Context in which the model has its averaged parameters, as after the run, if there is an average."""
+        """Context in which the average, if there is one, replaces the model's parameters, as at the end of the run."""
         average = self.step.average
         return nullcontext() if average is None or not wanted else average.in_place(self._refresh_statistics)
 

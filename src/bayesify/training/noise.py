@@ -228,7 +228,8 @@ def _has_dropout(bnn: BayesianNetwork) -> bool:
 
 @torch.no_grad()
 def narrow_start(model: Trainable, read: Read, device: torch.device) -> None:
-    """Narrow the start of a classifier's posterior if draws raise the NLL of a trained network by more than `MAX_START_LOSS`."""
+    """Narrow a classifier's initial posterior if draws raise the NLL of a trained network by more than
+    `MAX_START_LOSS`."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None or bnn.likelihood.task != "classification":
         return

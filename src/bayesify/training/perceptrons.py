@@ -170,7 +170,7 @@ def _activate(part: nn.Module, x: Tensor) -> tuple[Tensor, Slope]:
 
 
 class _Run(torch.autograd.Function):
-    """Outputs of each network, and its penalty [R], with all gradients in one operation."""
+    """One operation that computes the outputs and the penalty [R] of each network, and all gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, networks: Perceptrons, *values: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
         `bnn`.
 
     Raises:
-        ValueError: If `keep` is not above 0 and at most 1, if it exceeds the fraction that is left, or if a posterior
+        ValueError: If `keep` is not in (0, 1], if it exceeds the fraction that is left, or if a posterior
             cannot be pruned. In these cases nothing has changed.
     """
     parts = bnn.posteriors

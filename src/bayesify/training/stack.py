@@ -51,8 +51,8 @@ class ModelStack(nn.Module, Trainable):
     Perceptrons with the posterior `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap`
     on a CPU, a step takes 0.6 times as long for ten 8-50-50-1 networks, and equally long for ten 100-500-500-1
     networks. Other models run under `vmap`. Models with recurrent layers, attention, BatchNorm or anything else that
-    `vmap` refuses run in a loop over the models. Models with convolutions also run in a loop, because it is faster for
-    them. The results are the same, and `loop_reason` says why the loop is used.
+    `vmap` refuses run in a loop over the models. Models with convolutions also run in a loop, because a loop is faster
+    for them. The results are the same, and `loop_reason` says why the loop is used.
 
     Args:
         models: Trainable modules of the same kind (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
@@ -376,7 +376,7 @@ class ModelStack(nn.Module, Trainable):
     def _run(
         self, values: dict[str, Tensor], batch: Batch, options: _Options, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
-        """Both terms of one model's objective, [S] each, computed with its parameters and buffers in the template."""
+        """Both terms of one model's objective, [S] each. The template runs with the model's parameters and buffers."""
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
             found: tuple[Tensor, Tensor] = template.terms(batch, **options, generator=noise)
@@ -517,7 +517,7 @@ def _loop_reason(template: nn.Module) -> str | None:
     frozen = template.frozen_statistics if isinstance(template, BayesianNetwork) else ()
     for path, module in template.named_modules():
         if isinstance(module, NO_BATCHING_RULE):
-            return f"{path} ({type(module).__name__}) has no batching rule"
+            return f"{path} ({type(module).__name__}) has no batching rule for vmap"
         if isinstance(module, _BatchNorm) and path.removeprefix("network.") not in frozen:
             return f"{path} ({type(module).__name__}) updates statistics of each model in training"
         if isinstance(module, _ConvNd):

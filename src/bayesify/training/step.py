@@ -30,7 +30,7 @@ Part = tuple[Batch, int, int]
 
 
 class Objective(nn.Module):
-    """Both terms of the objective as the forward pass of a module, which DistributedDataParallel can wrap."""
+    """Module whose forward pass computes both terms of the objective, so that DistributedDataParallel can wrap it."""
 
     def __init__(self, model: Trainable, num_data: int, num_draws: int, in_turn: bool = False) -> None:
         super().__init__()

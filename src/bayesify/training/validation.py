@@ -53,7 +53,7 @@ class Totals:
         seen: Whether the model was trained on the examples. A training row lies closer to its prediction than a new
             row. In a linear model, its residual is smaller by the factor $1 - h$, with the leverage $h = v / \sigma^2$,
             where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for the residual
-            $r / (1 - h)$ under the variance $\sigma^2 + v / (1 - h)$.
+            $r / (1 - h)$ with the variance $\sigma^2 + v / (1 - h)$.
         ratio: Mean squared error on new rows divided by the mean squared error on the examples, if known. Residuals are
             multiplied by at least the square root of this ratio.
     """

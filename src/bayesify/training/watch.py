@@ -143,7 +143,7 @@ class Watch:
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Begin a new run, not a continued one. `score` is a function that scores a prediction function on the
+        """Begin a new run, not a continued one. `score` takes a prediction function and returns its scores on the
         validation data."""
         if self._looks:
             with self._aside():
@@ -369,8 +369,8 @@ def start_network(model: Trainable) -> nn.Module | None:
 
 @torch.no_grad()
 def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
-    r"""Spread of each weight over draws, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and the same relative to the weight's root
-    mean square."""
+    r"""Spread of each weight over draws, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and this spread relative to the weight's
+    root mean square."""
     parts = (model, model.module) if isinstance(model, Trainable) else (model,)
     drawable = next((part for part in parts if isinstance(part, Drawable)), None)
     if drawable is None:
@@ -395,7 +395,7 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
     """NLL per example of each distinct draw. The result is empty unless the posterior has a finite number of distinct
-    draws, and at least 2."""
+    draws, of which there are at least 2."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []

@@ -40,7 +40,7 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
     $$ y = H x, \qquad H_{ij} = D^{-1/2} (-1)^{\text{popcount}(i \wedge j)}, \qquad H = H^\top = H^{-1} $$
 
-    H is its own transpose and its own inverse, so that the gradient is the transform of the incoming gradient. Because
+    H is its own transpose and its own inverse, so the gradient is the transform of the incoming gradient. Because
     $H_{ab} = H_a \otimes H_b$, small matrix products do most of the work. Up to 128 entries, one product is enough. Beyond that,
     the CPU uses a product with $H_{32}$ (or $H_{16}$) and in-place butterflies over longer and longer rows. CUDA uses one fused
     Triton kernel for up to 16384 entries, which reads and writes each number once. The transform works under `vmap`, `grad`, `jvp`
@@ -85,7 +85,7 @@ def _nobody_differentiates(x: Tensor) -> bool:
 
 
 class _Hadamard(torch.autograd.Function):
-    """The transform times a number. It is linear and symmetric, so that its derivatives are the transform itself."""
+    """The transform times a number. It is linear and symmetric, so its derivatives are the transform itself."""
 
     if TYPE_CHECKING:  # torch's `apply` has no annotations
 
@@ -119,7 +119,8 @@ _Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: 
 
 
 def transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the transform with entries 1 and -1, without a gradient, by the fastest path for device, size and batch."""
+    """`scale` times the transform with entries 1 and -1, computed without a gradient by the fastest path for the
+    device, size and batch."""
     # The fused kernel does not support float64, and small sizes are faster without it.
     if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > MAX_DENSE_SIZE and _triton_is_there():
         from bayesify.transforms.triton_kernel import fused_transform
