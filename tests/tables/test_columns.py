@@ -57,7 +57,9 @@ def test_free_text_is_left_out():
 )
 def test_text_among_numbers_or_dates_is_refused_with_its_row(cells, what, row):
     wrong = cells[2]
-    with pytest.raises(InputError, match=f"column 'age' holds {what}, but '{wrong}' in row {row} .*--ignore age"):
+    with pytest.raises(
+        InputError, match=f"column 'age' holds {what}, but row {row} below the header has '{wrong}' .*--ignore age"
+    ):
         read_features(table(age=cells, other=[1.0, 2.0, 3.0, 4.0]))
 
 
