@@ -146,7 +146,7 @@ def test_refusals_name_the_remedy(tmp_path):
     for posterior, message in [
         (posteriors.Point(), "nothing to draw.*sample=False"),
         (posteriors.Ensemble(members=3), "choose a random member.*sample=False"),
-        (posteriors.GlobalInducing(inputs=X[:4]), "GlobalInducing runs the network .*sample=False"),
+        (posteriors.GlobalInducing(inputs=X[:4]), "GlobalInducing must run the network .*sample=False"),
     ]:
         with pytest.raises(ValueError, match=message):
             export_onnx(network(posterior), tmp_path / "a.onnx", X, sample=True)
