@@ -239,7 +239,7 @@ def test_a_layer_too_large_for_a_dense_covariance() -> None:
 def test_a_prior_above_the_cap() -> None:
     bnn = bayesify.bayesianize(mlp(), posteriors.MeanField(0.1, max_std=0.5))
     unchanged(
-        bnn, ValueError, r"prior's std 4.62 of 0.weight is not below max_std=0.5; raise max_std", bnn.set_to_prior
+        bnn, ValueError, r"the prior std of 0.weight is 4.62, which is not below max_std=0.5; raise max_std", bnn.set_to_prior
     )
 
 
@@ -305,7 +305,7 @@ def test_a_loss_is_not_a_likelihood() -> None:
 
 
 def test_inputs_without_a_tensor() -> None:
-    with pytest.raises(ValueError, match=r"no tensor .* \(list\); give at least one"):
+    with pytest.raises(ValueError, match=r"none of the inputs \(list\) is a tensor .*; give at least one"):
         network().predict([[1.0, 2.0, 3.0]])
 
 
