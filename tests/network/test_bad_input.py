@@ -239,7 +239,10 @@ def test_a_layer_too_large_for_a_dense_covariance() -> None:
 def test_a_prior_above_the_cap() -> None:
     bnn = bayesify.bayesianize(mlp(), posteriors.MeanField(0.1, max_std=0.5))
     unchanged(
-        bnn, ValueError, r"the prior std of 0.weight is 4.62, which is not below max_std=0.5; raise max_std", bnn.set_to_prior
+        bnn,
+        ValueError,
+        r"prior std of 0.weight is 4.62, which is not below max_std=0.5; raise max_std",
+        bnn.set_to_prior,
     )
 
 
