@@ -399,7 +399,7 @@ LAST: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
         lambda: By(
             lambda net, h: torch.cat((net.other(h), net.head(h)), 1), head=nn.Linear(3, 2), other=nn.Linear(3, 2)
         ),
-        HEAD,
+        [*HEAD, "other.weight", "other.bias"],
     ),
     "another that nothing comes from": (
         lambda: By(lambda net, h: (net.head(h), net.other(h))[0], head=nn.Linear(3, 2), other=nn.Linear(3, 2)),
@@ -524,3 +524,37 @@ def counted_rows(layer: type[nn.Module], seen: list[int]) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+class JoinedHeads(nn.Module):
+    """Two heads on one body. The body runs again for the second head."""
+
+    def __init__(self, join: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(2, 4), nn.Linear(4, 2), nn.Linear(4, 2)
+        self.join = join
+
+    def forward(self, x: Tensor) -> Any:
+        return self.join(self.first(self.body(x).tanh()), self.second(self.body(x).tanh()))
+
+
+@pytest.mark.parametrize("covariance", ["full", "kronecker", "diagonal"])
+def test_joined_heads_are_all_last_layers(covariance: Any) -> None:
+    torch.manual_seed(0)
+    net, x, y = JoinedHeads(lambda a, b: torch.cat([a, b], 1)), torch.randn(N, 2), torch.randn(N, 4)
+    options = {"covariance": covariance, "prior_precision": 1.5}
+    found = bayesify.Laplace(net, likelihoods.Gaussian(noise=0.3), "last_layer", **options).fit([(x, y)])
+    a = torch.cat([net.body(x).tanh(), torch.ones(N, 1)], 1).detach().double()  # the same for all four outputs
+    h = a.T @ a / 0.3
+    h = torch.diag(h.diagonal()) if covariance == "diagonal" else h
+    variance = (a @ (h + 1.5 * torch.eye(5)).inverse() * a).sum(1, keepdim=True)
+    torch.testing.assert_close(found.predict(x).epistemic.double(), variance.expand(N, 4), rtol=1e-4, atol=1e-6)
+
+
+def test_the_last_layer_of_an_output_is_its_own_head() -> None:
+    torch.manual_seed(0)
+    net, data = JoinedHeads(lambda a, b: (a, b)), [(torch.randn(N, 2), torch.randn(N, 2))]
+    for output, name in enumerate(("first", "second")):
+        found = bayesify.Laplace(net, likelihoods.Gaussian(noise=0.3), "last_layer", output=output).fit(data)
+        assert found.subset is not None
+        assert set(found.subset.names) == {f"{name}.weight", f"{name}.bias"}

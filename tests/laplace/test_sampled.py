@@ -169,6 +169,28 @@ def test_chosen_examples_stand_for_all() -> None:
     assert abs(sum(sizes) / seeds - float(chance.sum())) < 5 * deviation
 
 
+def test_the_choice_of_examples_does_not_depend_on_their_order() -> None:
+    net, likelihood, data = problem("classes")
+    laplace = bayesify.Laplace(net, likelihood, covariance=Sampled(2, 2), prior_precision=2.0).fit(batches(data))
+    order, chosen = torch.randperm(len(data[0])), []
+    for rows in (data, tuple(part[order] for part in data)):
+        examples = Examples(
+            batches(tuple(torch.cat([part, part]) for part in rows)), None, laplace.device, progress=False
+        )
+        pieces = laplace._draw_equations(laplace.subset, examples, (data[2], None)).pieces  # type: ignore[arg-type]
+        found = sampled_module.choose_examples(pieces, 16, 2**50)
+        chosen.append([torch.cat([getattr(one, key) for one in found]) for key in ("x", "y", "weights")])
+    torch.testing.assert_close(*chosen)  # also their order
+    assert len(chosen[0][0]) < 2 * len(data[0])
+    assert len(chosen[0][0].unique(dim=0)) not in (len(chosen[0][0]), len(chosen[0][0]) // 2)  # copies are chosen apart
+
+
+def test_a_large_seed_is_accepted() -> None:
+    net, likelihood, data = problem("labels")
+    options = {"covariance": Sampled(2, 2), "prior_precision": 2.0}
+    bayesify.Laplace(net, likelihood, seed=2**62, **options).fit(batches(data))  # type: ignore[arg-type]
+
+
 def test_a_learning_rate_that_is_too_large_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     net, likelihood, data = problem("labels")
     monkeypatch.setattr(sampled_module, "STEPS_BETWEEN_CHECKS", 10)

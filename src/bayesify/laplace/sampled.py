@@ -6,13 +6,16 @@ import functools
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.jacobians import Gradients
@@ -355,22 +358,46 @@ def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
             yield piece, torch.stack([piece.counts, piece.counts * trace], 1)
 
     total = torch.stack([both.sum(0) for _, both in measured()]).sum(0).clamp_min(1e-300)
-    generator, found, size = torch.Generator().manual_seed(seed), [], 1
+    seen: Counter[int] = Counter()
+    found, numbers, size = [], [], 1
     for piece, both in measured():
         size = max(size, len(piece))
         chance = (0.5 * count * (both / total).sum(1)).clamp_max(1.0)
-        kept = torch.rand(len(piece), generator=generator, dtype=torch.float64) < chance
+        number = _row_numbers(piece, seed, seen)
+        kept = number < chance
         weights = (piece.counts / chance.clamp_min(1e-300)).to(piece.y.device)
         found.append(Batch(piece.x, piece.y, weights).rows(kept.to(piece.y.device)).to(torch.device("cpu")))
-    return _joined([batch for batch in found if len(batch)], size)
+        numbers.append(number[kept])
+    return _joined([batch for batch in found if len(batch)], torch.cat(numbers), size)
 
 
-def _joined(batches: list[Batch], size: int) -> list[Batch]:
-    """Batches of the given size if inputs are tensors of one shape; otherwise the batches themselves."""
+def _row_numbers(batch: Batch, seed: int, seen: Counter[int]) -> Tensor:
+    """Uniform numbers, [B], that depend on the seed and on the contents of each row, but not on the order of the rows.
+
+    A run that resumes with a shuffled loader thus chooses the same examples. `seen` counts equal rows, which get different numbers.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    mixed = torch.zeros(len(batch), dtype=torch.int64)
+    for leaf in pytree.tree_leaves((batch.x, batch.y, batch.counts)):
+        if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(batch):
+            words = leaf.detach().reshape(len(batch), -1).cpu().double().contiguous().view(torch.int64)
+            factors = torch.randint(-(2**62), 2**62, words.shape[1:], generator=generator).mul_(2).add_(1)
+            mixed += (words * factors).sum(1)
+    found = []
+    for key in mixed.tolist():
+        found.append(np.random.default_rng((key % 2**64, seen[key])).random())
+        seen[key] += 1
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _joined(batches: list[Batch], numbers: Tensor, size: int) -> list[Batch]:
+    """Batches of the given size, in the order of the numbers of their rows, if inputs are tensors of one shape; otherwise the
+    batches themselves."""
     if any(not isinstance(batch.x, Tensor) or batch.x.shape[1:] != batches[0].x.shape[1:] for batch in batches):
         return batches
     whole = Batch(*(torch.cat([getattr(one, key) for one in batches]) for key in ("x", "y", "weights")))
-    return [whole.rows(slice(start, start + size)) for start in range(0, len(whole), size)]
+    order = numbers.argsort()
+    return [whole.rows(order[start : start + size]) for start in range(0, len(whole), size)]
 
 
 def whiten(
@@ -649,7 +676,7 @@ class Equations:
 
     def _data_noise(self, first: int, count: int) -> Tensor:
         r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, [g, S], computed in a pass over the data."""
-        generator = torch.Generator(self.device).manual_seed(2_000_003 * self.seed + 2 * first + 1)
+        generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first + 1) % 2**63)
 
         def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
             found = outputs()

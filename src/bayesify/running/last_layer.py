@@ -36,9 +36,10 @@ def last_layer(
     owner: str = "Laplace",
     seen: Callable[[Tensor], None] | None = None,
 ) -> list[str]:
-    """Weights of the linear map that was called last among those on which the output depends.
+    """Weights of the linear maps after which the output passes no other linear map.
 
-    The result contains all weights of the layer. They include a weight that the layer shares with another layer (tied embeddings)
+    Most networks have one such map. A network that concatenates several heads has one in each head. The result contains all
+    weights of these layers. They include a weight that the layer shares with another layer (tied embeddings)
     and the parameters from which a weight is computed (weight normalization).
 
     Args:
@@ -72,12 +73,11 @@ def last_layer(
         seen(outputs.detach())
     names = {id(value): name for name, value in given.items()}
     used = {names[leaf] for leaf in _leaves(outputs.grad_fn) & names.keys()}
-    found: list[str] = []
-    end, owned = -1, _names_by_map({name: maps[name] for name in given if name in used})
-    for module, nodes in called:
-        own_names = owned.get(id(module))
-        if own_names:
-            found, end = own_names, max((node._sequence_nr() for node in nodes if node is not None), default=end)
+    owned = _names_by_map({name: maps[name] for name in given if name in used})
+    called = [(module, nodes) for module, nodes in called if id(module) in owned]
+    last = _last_calls(outputs.grad_fn, [nodes for _, nodes in called])
+    found = list(dict.fromkeys(name for place in last for name in owned[id(called[place][0])]))
+    end = max((node._sequence_nr() for place in last for node in called[place][1] if node is not None), default=-1)
     made = {node for _, nodes in called for node in nodes}
     after = ((weights.get(names.get(leaf, "")), kind) for leaf, kind in _used_after(outputs.grad_fn, end, made))
     _check_layers(after, owner)
@@ -94,25 +94,28 @@ def output_gain(
     kwargs: Mapping[str, Any],
     output: str | int | None,
 ) -> float:
-    r"""The mean of $\sum_j (\partial f_o / \partial a_j)^2$ over outputs o, where a is the output of a layer's last call.
+    r"""The mean of $\sum_j (\partial f_o / \partial a_j)^2$ over outputs o, where a is the output of the last call of each layer.
 
-    The gain is 1 if the layer is the end of the network, and $s^2$ if the network's outputs are s times the layer's outputs. It
-    is 0 if the layer does not return a tensor.
+    The gain is 1 if the layers are the end of the network, and $s^2$ if the network's outputs are s times the layer's outputs. It
+    is 0 if no layer returns a tensor.
 
     Args:
         runner: The network.
-        weights: The weights of the layer.
+        weights: The weights of the last layer, or of several heads.
         args: Positional inputs. Only some examples are run.
         kwargs: Keyword inputs.
         output: Key of the output to use, if the network has several.
     """
-    probes: list[Tensor] = []
+    probes: dict[nn.Module, Tensor] = {}  # of the last call of each layer
+    tied = any(len(_maps_of(runner.network, weight)) > 1 for weight in weights)
 
     def probe(module: nn.Module, inputs: Any, made: Any) -> Any:
         if not isinstance(made, Tensor):
             return None
-        probes.append(torch.zeros_like(made, requires_grad=True))
-        return made + probes[-1]
+        if tied:  # the earlier layer is not at the end of the network
+            probes.clear()
+        probes[module] = torch.zeros_like(made, requires_grad=True)
+        return made + probes[module]
 
     with ExitStack() as stack:
         alone = stack.enter_context(runner.alone())
@@ -122,8 +125,8 @@ def output_gain(
     if not probes:
         return 0.0
     signs = torch.randint(2, outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs) * 2 - 1
-    grad = torch.autograd.grad(outputs, probes[-1], signs, allow_unused=True)[0]
-    return 0.0 if grad is None else float(grad.square().sum()) / outputs.numel()
+    grads = torch.autograd.grad(outputs, list(probes.values()), signs, allow_unused=True)
+    return sum(float(grad.square().sum()) for grad in grads if grad is not None) / outputs.numel()
 
 
 def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
@@ -156,6 +159,32 @@ def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
         for key in {id(module) for module in own}:
             found.setdefault(key, []).append(name)
     return found
+
+
+def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
+    """Places of the calls from which a node is reached without another call, except calls on which another of these depends.
+
+    Args:
+        node: Node of the outputs in the autograd graph.
+        calls: For each call of a layer, the autograd nodes of its outputs.
+    """
+    place_of = {made: place for place, nodes in enumerate(calls) for made in nodes if made is not None}
+    reached: set[int] = set()
+    seen, waiting = set(), [node]
+    while waiting:
+        one = waiting.pop()
+        if one is None or one in seen:
+            continue
+        seen.add(one)
+        if one in place_of:
+            reached.add(place_of[one])
+        else:
+            waiting += [parent for parent, _ in one.next_functions]
+    behind = {place: set().union(*(_nodes(made) for made in calls[place])) for place in reached}
+    upstream = {
+        place for place in reached for other in reached - {place} if behind[other].intersection(calls[place]) - {None}
+    }
+    return sorted(reached - upstream)
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
