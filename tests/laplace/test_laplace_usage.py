@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import Laplace, likelihoods, models, subnetwork
+from bayesify.laplace import Sampled
 from bayesify.running.memory import parse_bytes
 
 
-def network() -> nn.Module:
+def network() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3))
 
@@ -184,6 +185,69 @@ def test_saving(structure: str, tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.covariance_matrix(), laplace.covariance_matrix())
     torch.testing.assert_close(loaded.log_evidence(), laplace.log_evidence())
     assert loaded.subset.names == laplace.subset.names
+
+
+def refit_options() -> dict[str, tuple[dict[str, Any], nn.Module, Any]]:
+    """Options whose defaults depend on the data: arguments of `Laplace`, a network, and a function that makes data."""
+
+    def numbers(count: int) -> list[tuple[Tensor, Tensor]]:
+        x = data(count)[0][0]
+        return [(x, x[:, :1].sin() + 0.3 * x[:, 1:])]
+
+    def sequence(*sizes: int) -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(sizes[0], sizes[1]), nn.Tanh(), nn.Linear(*sizes[1:]))
+
+    found, confident = likelihoods.Gaussian(), network()
+    found.set_noise(0.3)
+    with torch.no_grad():
+        confident[2].weight.mul_(20)
+    return {
+        "full": ({"likelihood": CATEGORICAL}, confident, data),
+        "last_layer": ({"likelihood": CATEGORICAL, "subset": "last_layer"}, network(), data),
+        "sampled": ({"likelihood": CATEGORICAL, "covariance": Sampled(4, 3)}, network(), data),
+        "budget": ({"likelihood": CATEGORICAL, "memory": 6000}, sequence(2, 30, 3), data),
+        "noise": ({"likelihood": likelihoods.Gaussian()}, sequence(2, 6, 1), numbers),
+        "trained_noise": ({"likelihood": found}, sequence(2, 6, 1), numbers),
+        "given": ({"likelihood": CATEGORICAL, "prior_precision": 3.0, "link": "bridge"}, network(), data),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Laplace.fit")
+@pytest.mark.parametrize("kind", refit_options())
+def test_a_loaded_approximation_shows_and_chooses_what_the_original_does(kind: str, tmp_path: Path) -> None:
+    options, net, read = refit_options()[kind]
+    laplace, (x, y) = Laplace(net, **options).fit(read(40)), read(9)[0]
+    bayesify.save(laplace, tmp_path / "model.safetensors")
+    loaded = bayesify.load(tmp_path / "model.safetensors", net)
+    assert isinstance(loaded, Laplace)
+    assert repr(loaded) == repr(laplace)
+    before = laplace.prior_precision
+    for one in (laplace, loaded):
+        one.fit(read(8))
+    assert repr(loaded) == repr(laplace)
+    assert loaded.prior_precision == laplace.prior_precision
+    assert loaded.link == laplace.link
+    assert torch.equal(loaded.predict(x).log_prob(y), laplace.predict(x).log_prob(y))
+    assert torch.equal(loaded.covariance_matrix(), laplace.covariance_matrix())
+    assert (laplace.prior_precision == before) is (kind in ("given", "trained_noise", "budget"))
+
+
+def test_a_tuned_precision_stays_after_loading(tmp_path: Path) -> None:
+    laplace = Laplace(network(), CATEGORICAL).fit(data())
+    laplace.set_prior_factor(7.0)
+    wanted = laplace.prior_precision
+    bayesify.save(laplace, tmp_path / "model.safetensors")
+    loaded = bayesify.load(tmp_path / "model.safetensors", network())
+    assert isinstance(loaded, Laplace)
+    assert loaded.fit(data()).prior_precision == wanted
+
+
+def test_files_without_remarks_and_choices_load() -> None:
+    laplace, x = Laplace(network(), CATEGORICAL).fit(data()), torch.randn(5, 2)
+    config = {name: value for name, value in laplace.config().items() if name not in ("remarks", "choices")}
+    loaded = Laplace.restore(network(), config | {"link": laplace.link}, laplace.state())
+    torch.testing.assert_close(loaded.predict(x).probs, laplace.predict(x).probs)
 
 
 def test_bfloat16_network() -> None:

@@ -122,6 +122,16 @@ MAX_QUIET_WEIGHTS = 3000
 warning if the number of examples times outputs is at most a third of the number of weights. Diagonalizing the curvature
 of 4,810 weights takes 57 s on one ARM core."""
 
+STORED_CHOICES = {
+    "default_precision": "_default",
+    "scales_by_curvature": "_scales_by_curvature",
+    "default_subset": "_chooses",
+    "finds_noise": "_finds_noise",
+    "found_link": "_found_link",
+}
+"""Names on disk of the attributes that say what `fit` chooses because it was not given. A loaded approximation then
+chooses again in a second `fit`, as the original does."""
+
 MIN_RELATIVE_NOISE = 1e-12
 """Smallest noise variance that `fit` can find, relative to the targets' mean square. It is needed if a network fits
 every target exactly and has no residuals."""
@@ -1393,10 +1403,12 @@ class Laplace(Drawable):
             "marginal": self.marginal,
             "memory": self.memory,
             "output": self.output,
-            "link": self.link,
+            "link": self._link,
             "temperature": self.temperature,
             "prior_precision": self.base_precision,
             "factor": posterior.factor,
+            "remarks": list(self.remarks),
+            "choices": {name: getattr(self, attribute) for name, attribute in STORED_CHOICES.items()},
             "data": asdict(self.data),
             "outputs_per_example": self.outputs_per_example,
             "weights": list(self.weights),
@@ -1414,6 +1426,7 @@ class Laplace(Drawable):
         """The fitted approximation, rebuilt on a copy of the network. Weights that were frozen are frozen again."""
         given = dict(config)
         factor, data, outputs, names = (given.pop(key) for key in ("factor", "data", "outputs_per_example", "weights"))
+        remarks, choices = given.pop("remarks", ()), given.pop("choices", {})  # old files have neither
         if isinstance(given["covariance"], dict):
             given["covariance"] = Sampled(**given["covariance"])
         net = copy_network(net, "load")
@@ -1423,6 +1436,10 @@ class Laplace(Drawable):
         laplace.network.load_state_dict(below("network", state))
         laplace.likelihood.load_state_dict(below("likelihood", state))
         laplace.data, laplace.outputs_per_example = DataTerm(**data), outputs
+        laplace.remarks = tuple(remarks)
+        for name, attribute in STORED_CHOICES.items():
+            if name in choices:
+                setattr(laplace, attribute, choices[name])
         laplace.subset = Subset.of_flat(laplace.weights, state["subset"].cpu())
         home = laplace._draws_home(laplace.subset) if laplace.covariance == "sampled" else laplace.device
         curvature = {name: value.to(home) for name, value in below("posterior", state).items()}
