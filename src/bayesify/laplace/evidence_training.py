@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from bayesify.arguments.checks import Count, Memory, Positive, Seed, checked
+from bayesify.configuration import make_likelihood
 from bayesify.conversion import bayesianize
 from bayesify.laplace.covariances import from_curvature
+from bayesify.laplace.curvature import Structure
 from bayesify.laplace.laplace import Laplace
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.posteriors.point import Point
@@ -23,6 +25,9 @@ NUM_FIXED_POINT_STEPS = 5
 """Number of updates of the precisions after each new curvature."""
 PRECISION_RANGE = 1e-4, 1e8
 """Smallest and largest precision. The precision of a layer that the data do not need would otherwise grow forever."""
+MIN_EFFECTIVE_SHARE = 1e-5
+"""A layer keeps its precision if the data determine at most this share of its weights. Float32 rounding errors of the
+share are smaller. The update would otherwise set the precision of a layer without curvature to the lower bound."""
 MIN_NOISE_SHARE = 0.05
 """Lower bound on the denominator of the noise estimate, as a share of N O. The denominator is N O minus the effective
 parameters."""
@@ -44,6 +49,45 @@ class LayerwiseGaussian(Prior):
     def std_of(self, weight: Weight) -> float:
         """The inverse square root of the weight's precision."""
         return float(self.precisions[weight.name] ** -0.5)
+
+
+class EvidenceTraining:
+    """A network in training, with a prior and a noise variance that the evidence updates.
+
+    Args:
+        net: The network, which is not changed.
+        likelihood: The likelihood, or its name. A Gaussian noise variance that was given or found before stays fixed.
+        covariance: Structure of the Laplace approximation.
+        memory: Memory budget of the Laplace approximation.
+
+    Attributes:
+        precisions: Prior precision by weight name.
+        bnn: The network in training.
+    """
+
+    def __init__(
+        self, net: nn.Module, likelihood: Likelihood | str | Mapping[str, Any], covariance: Structure, memory: int | str
+    ) -> None:
+        self.precisions = {name: float(weight.fan_in or 1) for name, weight in catalog(net).trainable.items()}
+        self.covariance, self.memory = covariance, memory
+        made = make_likelihood(likelihood)
+        self.given: Likelihood | None = None
+        if isinstance(made, Gaussian) and made.is_settled:
+            self.given, made = made, Gaussian(made.noise.detach(), learn=False)
+        self.bnn = bayesianize(net, Point(), likelihood=made, prior=LayerwiseGaussian(self.precisions))
+
+    def approximation(self) -> Laplace:
+        """A Laplace approximation around the current weights, which is not fitted yet."""
+        likelihood = self.given or self.bnn.likelihood
+        assert likelihood is not None
+        around = self.bnn.mean_network().eval()
+        return Laplace(around, likelihood, "all", self.covariance, dict(self.precisions), memory=self.memory)
+
+    def update(self, laplace: Laplace) -> None:
+        """Increase the evidence of a fitted approximation by new precisions and, if none was given, a new noise variance."""
+        noise = maximize_evidence(laplace, self.precisions)
+        if self.given is None and isinstance(self.bnn.likelihood, Gaussian):
+            self.bnn.likelihood.set_noise(noise)
 
 
 @checked
@@ -68,16 +112,22 @@ def fit_with_evidence(
     $$ \delta_l = \frac{\gamma_l}{\|w_l\|^2}, \qquad \gamma_l = P_l - \delta_l \operatorname{tr} \Sigma_{ll} $$
 
     for the $P_l$ weights of layer l (MacKay 1992; Immer et al. 2021, "Scalable marginal likelihood estimation for model selection
-    in deep learning", which ascends the gradient of the same evidence). If no noise variance was given, the variance is
-    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$. Training is `bayesify.fit` with `posteriors.Point` and Adam. The learning rate
-    falls to 0 in the last epochs. The precision of a layer starts at the layer's number of inputs, as in `priors.Neal()`.
+    in deep learning", which ascends the gradient of the same evidence). The precision of a layer starts at the layer's
+    number of inputs, as in `priors.Neal()`. A layer without curvature ($\gamma_l = 0$) keeps its precision, because the
+    data say nothing about its weights.
+
+    A noise variance that you pass stays fixed. Otherwise, each update of the precisions also sets the variance to
+    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$, and the epochs until the next update adapt it to the residuals as
+    `bayesify.fit` does. Training is `bayesify.fit` with `posteriors.Point` and Adam. The learning rate falls to 0 in the
+    last epochs.
 
     Args:
         net: The network, which is not changed. The trained network is `laplace.network`.
         likelihood: The likelihood p(y | outputs), or its name.
         loader: Iterable of batches as for `bayesify.fit`, without random augmentation.
         epochs: Number of training passes over the data. Each curvature takes one more pass.
-        every: Number of epochs between two updates of the precisions.
+        every: Number of epochs between two updates of the precisions. There is no update after the last epoch, except if
+            `epochs` is at most `every`, so that there is at least one update.
         covariance: Structure of the Laplace approximation; see `Laplace`.
         learning_rate: Learning rate of Adam.
         seed: Seed of the training run.
@@ -86,26 +136,20 @@ def fit_with_evidence(
         progress: Whether to show progress.
 
     Returns:
-        The fitted posterior around the trained network, with the precisions of the last epochs (`laplace.prior_precision`).
+        The fitted posterior around the trained network, with the precisions of the last update (`laplace.prior_precision`).
     """
-    weights = catalog(net).trainable
-    precisions = {name: float(weight.fan_in or 1) for name, weight in weights.items()}
-    bnn = bayesianize(net, Point(), likelihood=likelihood, prior=LayerwiseGaussian(precisions))
-    finds_noise = isinstance(bnn.likelihood, Gaussian) and not bnn.likelihood.is_settled
     told: dict[str, Any] = {"read_batch": read_batch, "progress": progress}
+    training = EvidenceTraining(net, likelihood, covariance, memory)
     for start in range(0, epochs, every):
         last, count = start + every >= epochs, min(every, epochs - start)
         rate = {"learning_rate": learning_rate, "scheduler": None if last else "constant"}
-        fit(bnn, loader, epochs=count, seed=seed + start, **rate, **told)  # type: ignore[arg-type]
-        assert bnn.likelihood is not None
-        around = bnn.mean_network().eval()
-        laplace = Laplace(around, bnn.likelihood, "all", covariance, dict(precisions), memory=memory).fit(
-            loader, **told
-        )
+        fit(training.bnn, loader, epochs=count, seed=seed + start, **rate, **told)  # type: ignore[arg-type]
+        laplace = training.approximation().fit(loader, **told)
         if not last:
-            noise = maximize_evidence(laplace, precisions)
-            if finds_noise and isinstance(bnn.likelihood, Gaussian):
-                bnn.likelihood.set_noise(noise)
+            training.update(laplace)
+    if epochs <= every:  # without this update, the evidence would have no effect
+        training.update(laplace)
+        laplace = training.approximation().fit(loader, **told)
     return laplace
 
 
@@ -128,9 +172,11 @@ def maximize_evidence(laplace: Laplace, precisions: dict[str, float]) -> float:
         effective = 0.0
         for layer in layers:
             names = [weight.name for weight in layer.weights]
-            size, spread = sum(map(subset.count, names)), sum(float(variances[name].sum()) for name in names)
+            size, spread = sum(map(subset.count, names)), sum(float(variances[name].double().sum()) for name in names)
             norm = sum(float(laplace.values[name].double().square().sum()) for name in names)
-            gamma = max(size - precisions[names[0]] * spread, 0.0)
+            gamma = size - precisions[names[0]] * spread
+            if gamma <= MIN_EFFECTIVE_SHARE * size:
+                continue
             found = min(max(gamma / max(norm, 1e-30), PRECISION_RANGE[0]), PRECISION_RANGE[1])
             precisions.update(dict.fromkeys(names, found))
             effective += gamma
