@@ -510,7 +510,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         args, kwargs = checked_inputs(x)
         if method == "moments":
             if num_draws is not None or draws is not None or antithetic:
-                raise ValueError("predict: method='moments' makes no draws; leave num_draws, draws and antithetic out")
+                raise ValueError("predict: method='moments' makes no draws; leave out num_draws, draws and antithetic")
             return cast(Kind, self._predict_moments(args, kwargs, likelihood, memory, split_batch))
         if draws is None:
             count = num_draws or self._decided().num_draws

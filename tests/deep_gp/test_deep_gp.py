@@ -459,5 +459,5 @@ def test_a_matrix_that_cannot_be_factorized_names_its_layer(inducing: str, monke
 def test_loading_still_asks_for_a_network_where_there_is_one(tmp_path: Path) -> None:
     net = torch.nn.Linear(2, 1)
     bayesify.save(net, tmp_path / "net.safetensors")
-    with pytest.raises(TypeError, match=r"give net=, the torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"pass as net= the torch\.nn\.Module"):
         bayesify.load(tmp_path / "net.safetensors")

@@ -248,7 +248,7 @@ def test_a_prior_above_the_cap() -> None:
 
 def test_set_to_prior_of_several_posteriors_is_all_or_nothing() -> None:
     bnn = bayesify.bayesianize(mlp(), {"0": posteriors.MeanField(0.1), "2": posteriors.Point()})
-    unchanged(bnn, ValueError, r"Point: q cannot equal the prior", bnn.set_to_prior)
+    unchanged(bnn, ValueError, r"Point: q cannot be set to the prior", bnn.set_to_prior)
 
 
 def test_several_posteriors_have_no_single_one() -> None:

@@ -67,7 +67,7 @@ def test_stored_and_made_again(tmp_path: Path) -> None:
     loaded = bayesify.load(tmp_path / "model.safetensors", other)
     assert loaded.kl().item() == bnn.kl().item()
     assert loaded.config() == bnn.config()
-    with pytest.raises(ValueError, match="cannot equal a prior"):
+    with pytest.raises(ValueError, match="cannot be set to a prior"):
         bnn.set_to_prior()
     with pytest.raises(ValueError, match="centered on a network"):
         bayesify.baselines.VOGN(bnn, num_data=6)

@@ -439,5 +439,7 @@ def test_a_mark_of_empty_cells_is_suggested(tmp_path, monkeypatch):
     frame.loc[7, "price"] = "k. A."
     frame.to_csv("houses.csv", index=False)
     assert "--missing 'k. A.'" in run("fit", "houses.csv", "--target", "price").output
-    with pytest.raises(ValueError, match=r"correct or empty these cells, read them as empty, or leave the column out$"):
+    with pytest.raises(
+        ValueError, match=r"fix these cells or leave them blank, read them as empty, or leave the column out$"
+    ):
         BayesianRegressor().fit(frame[["area", "town"]], np.arange(NUM))

@@ -168,6 +168,7 @@ def test_numbers_of_a_date_do_not_replace_a_column():
     for names in (["day", "day (days)"], ["day (days)", "day"]):
         both = frame.rename(columns={"day (x)": "day (days)"})[[*names, "price"]]
         with pytest.raises(
-            InputError, match=r"'day \(days\)' has the same name as a number that is made from the dates in 'day'"
+            InputError,
+            match=r"'day \(days\)' has the same name as a column of numbers computed from the dates in 'day'",
         ):
             fit_table(both, "price", method="point", epochs=1, scored=SCORED)

@@ -98,8 +98,8 @@ def test_what_does_not_fit_leaves_the_folder_as_it_was(folder, tmp_path):
     for words, said in (
         (["less.csv"], "less.csv: column 'area', which"),
         (["texts.csv"], "texts.csv: column 'area' holds texts, but it held numbers when"),
-        (["new.csv", "--target", "price"], "--target: --update takes this setting from"),
-        (["new.csv", "--method", "laplace"], "--method: --update takes this setting from"),
+        (["new.csv", "--target", "price"], "--target: this option cannot be combined with --update"),
+        (["new.csv", "--method", "laplace"], "--method: this option cannot be combined with --update"),
     ):
         code, output = run("fit", tmp_path / words[0], *words[1:], "--update", folder)
         assert (code, said in output) == (2, True), output

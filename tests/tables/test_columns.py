@@ -204,13 +204,13 @@ def test_numbers_that_cannot_be_squared_are_refused(scale):
     values = np.arange(1.0, 41.0) * scale
     table = pandas.DataFrame({"a": values, "c": np.arange(40.0)})
     unit = "larger" if abs(scale) > 1 else "smaller"
-    with pytest.raises(InputError, match=rf"column 'a' holds .*; use a {unit} unit"):
+    with pytest.raises(InputError, match=rf"column 'a' holds .*; write the numbers in a {unit} unit"):
         read_features(table)
-    with pytest.raises(InputError, match=rf"the target 'a' holds .*; use a {unit} unit"):
+    with pytest.raises(InputError, match=rf"the target 'a' holds .*; write the numbers in a {unit} unit"):
         read_target(table["a"])
-    with pytest.raises(InputError, match=rf"input 0, counted from 0, holds .*; use a {unit} unit"):
+    with pytest.raises(InputError, match=rf"input 0, counted from 0, holds .*; write the numbers in a {unit} unit"):
         Encoding.scaled(values[:, None], np.ones(40))
-    with pytest.raises(InputError, match=rf"the target holds .*; use a {unit} unit"):
+    with pytest.raises(InputError, match=rf"the target holds .*; write the numbers in a {unit} unit"):
         TargetUnits.of(values[:, None], np.ones(40), "none")
 
 

@@ -382,7 +382,7 @@ def test_what_is_not_a_network_or_a_loader():
         fit(classifier(), optimizer="adam")
     with pytest.raises(TypeError, match="train_loader=3; give batches, such as a DataLoader"):
         fit(classifier(), 3)
-    with pytest.raises(TypeError, match="can be read only once"):
+    with pytest.raises(TypeError, match="can be iterated only once"):
         fit(classifier(), iter([(X, Y)]))
     frozen = classifier().requires_grad_(False)
     with pytest.raises(ValueError, match="trainable"):

@@ -106,7 +106,7 @@ def test_count_examples():
         count_examples(DataLoader(Stream(), batch_size=2))
     with pytest.raises(ValueError, match="no examples"):
         count_examples([])
-    with pytest.raises(TypeError, match="can be read only once"):
+    with pytest.raises(TypeError, match="can be iterated only once"):
         count_examples(iter([(X, Y)]))
 
 

@@ -43,7 +43,7 @@ def generate(
     generator: torch.Generator | None = None,
     **options: Any,
 ) -> Generation:
-    r"""Continue B prompts with S draws of a language model, as one batch of S B rows.
+    r"""Continue B prompts with S draws of a language model, as one batch of S * B rows.
 
     With `mix`, the draws write one text together. Each token comes from the predictive distribution given the previous tokens,
 

@@ -66,7 +66,7 @@ def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
             elif flag and size > 1 and found[axis] != -1:
                 found[axis] = flag if found[axis] in (0, flag) else 1
     if found.count(-1) != 1:
-        raise NoRule("operands with different axes of examples are not supported")
+        raise NoRule("operands whose examples lie on different axes are not supported")
     return tuple(found)
 
 
@@ -309,7 +309,7 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
             ceil_mode = any(space % one for space, one in zip(spaces, sizes, strict=True))
         if ceil_mode or return_indices or per_axis(dilation, dims) != [1] * dims or math.prod(kernel) > MAX_WINDOW:
             raise NoRule(
-                f"maximum pooling of uneven or dilated windows, or of more than {MAX_WINDOW} positions, is not supported"
+                f"maximum pooling over windows that are uneven, dilated or larger than {MAX_WINDOW} positions is not supported"
             )
         pads = [side for side in reversed(sides) for _ in range(2)]
         counts = [
@@ -408,8 +408,8 @@ def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, windo
         return _between(pairs, [part.flatten() for part in windows(places)], windows(_linear_share(value)))
     if dims == 1 and window > MAX_WINDOW_OF_ALIKE:
         raise NoRule(
-            f"maximum pooling of more than {MAX_WINDOW_OF_ALIKE} positions of a sequence is not supported in a network that is too "
-            "large to compare all pairs of positions"
+            f"maximum pooling over more than {MAX_WINDOW_OF_ALIKE} positions of a sequence is supported only in networks that are "
+            "small enough to compare all pairs of positions"
         )
     return value.per_example(value.together[0]).to(value.mean)
 

@@ -58,7 +58,8 @@ class Value:
     Args:
         mean: Means, [B, ...].
         variance: Variances, in the shape of the mean.
-        channels: Kind of each axis: -1 for the batch, 0 for positions, and n for channels in blocks of n positions.
+        channels: Kind of each axis: -1 for the batch, 0 for positions, and n > 0 for channels, where each channel covers n
+            consecutive positions.
         node: Node of the units in the graph of responses.
         together: Correlation between neighboring positions, and between any two positions, [2, B].
         sources: Noise sources on which the units depend.

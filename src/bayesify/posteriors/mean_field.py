@@ -217,8 +217,8 @@ class MeanField(Posterior):
         for name, std in stds.items():
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(
-                    f"MeanField: the prior std of {name} is {std:.3g}, which is not below max_std={self.max_std}; "
-                    "raise max_std"
+                    f"MeanField: q cannot be set to the prior, because the prior std of {name} is {std:.3g}, which is not below "
+                    f"max_std={self.max_std}; raise max_std"
                 )
         for name, std in stds.items():
             self.mean_value[name].zero_()

@@ -315,7 +315,10 @@ class Runner:
         if not isinstance(refusal, SlowVmap):
             reason = str(refusal).strip().splitlines()[0]
             name = type(self.network).__name__
-            warnings.warn(f"{name}: vmap refused ({reason}); draws run in a loop instead", stacklevel=4)
+            warnings.warn(
+                f"{name}: vmap refused the network ({reason}); the draws run in a loop instead, which is slower",
+                stacklevel=4,
+            )
 
 
 class Pass(Runner):

@@ -122,7 +122,9 @@ class _Records:
         while True:
             jobs = plan(self.results)
             if not isinstance(jobs, Mapping):
-                raise TypeError(f"run_jobs: jobs is a plan that returned {type(jobs).__name__}; return a dictionary")
+                raise TypeError(
+                    f"run_jobs: the plan given as jobs returned {type(jobs).__name__}; a plan must return a dictionary"
+                )
             new = [name for name in jobs if name not in self.jobs]
             self.jobs |= {name: _plain(name, jobs[name]) for name in new}
             found = [name for name in new if self.look(name)]
@@ -171,7 +173,9 @@ class _Records:
 
 def _plain(name: str, job: Any) -> Any:
     if not _NAME.fullmatch(name):
-        raise ValueError(f"run_jobs: name={name!r}; use only letters, digits and ._=+,- with / between folders")
+        raise ValueError(
+            f"run_jobs: name={name!r}; use only letters, digits and the characters ._=+,- and put / between folders"
+        )
     try:
         return json.loads(json.dumps(asdict(job) if is_dataclass(job) and not isinstance(job, type) else job))
     except (TypeError, ValueError) as error:

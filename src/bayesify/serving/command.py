@@ -189,8 +189,8 @@ def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, giv
 
     if given:
         raise InputError(
-            f"{given[0]}: --update takes this setting from {folder}; omit the option, or train a new model without "
-            "--update"
+            f"{given[0]}: this option cannot be combined with --update, which takes the setting from {folder}; omit the "
+            "option, or omit --update to train a new model"
         )
     source = read_source(table, like_training(read_about(folder), reading))
     say(Console(stderr=True), f"training {folder} with {len(source.frame):,} rows of {source.where} ...", style="dim")

@@ -87,7 +87,8 @@ class Costs:
             what = "the file needs one row per class and one column per decision"
             what = f"there is no row for the class {missing[0]!r}" if missing else what
             raise InputError(
-                f"--costs {path}: {what}; put the classes into the first column and the decisions into the others"
+                f"--costs {path}: {what}; put the classes into the first column and the "
+                "decisions into the other columns"
             )
         rows = [names.index(name) for name in classes]
         cells = frame.iloc[rows, 1:].to_numpy(object)

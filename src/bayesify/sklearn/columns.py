@@ -87,7 +87,8 @@ class Columns(Plain):
             names, count = ", ".join(map(repr, gaps)), sum(int(rows.sum()) for rows in gaps.values())
             warnings.warn(
                 f"{owner}: {count} cells of {names} are empty, but none was empty in training; empty numbers and dates "
-                "are replaced by medians, empty texts get no level, and rows with empty cells count as `unusual`",
+                "are replaced by medians, empty texts count as none of the known texts, and rows with empty cells count as "
+                "`unusual`",
                 stacklevel=4,
             )
         return self.preparation(features, np.arange(len(frame)))
@@ -190,7 +191,7 @@ def refuse_cells(frame: DataFrame, owner: str) -> None:
     name = _odd_column(_named(frame, owner))
     raise ValueError(
         f"{owner}: column {name!r} has cells that are not finite numbers (text, missing or infinite), but all cells were "
-        "finite numbers in training; correct these cells, or train on a frame that has such cells"
+        "finite numbers in training; fix these cells, or train on a frame that has such cells"
     )
 
 

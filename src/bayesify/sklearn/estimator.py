@@ -284,8 +284,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             return method
         if self.network is not None:
             raise ValueError(
-                f"{owner}: method='auto' builds its own network, so `network` cannot be used; give hidden instead, or "
-                "choose another method"
+                f"{owner}: method='auto' builds its own network, so `network` cannot be used; give hidden= instead, "
+                "or choose another method"
             )
         self._check_options(AUTO, ("members",))
         return None

@@ -90,12 +90,14 @@ def own_network(net: nn.Module, num_inputs: int, num_outputs: int, owner: str) -
         with torch.no_grad(), own_generators():
             outputs = copied.eval()(torch.zeros(2, num_inputs, dtype=torch.float64))
     except RuntimeError as error:
-        raise ValueError(f"{owner}: network does not accept rows with {num_inputs} columns: {error}") from error
+        raise ValueError(
+            f"{owner}: the given network does not accept rows with {num_inputs} columns: {error}"
+        ) from error
     for module, mode in modes:
         module.training = mode
     if tuple(outputs.shape) != (2, num_outputs):
         raise ValueError(
-            f"{owner}: network returns outputs of shape {tuple(outputs.shape)} for 2 rows, but y requires the shape (2, "
-            f"{num_outputs}); give the last layer {num_outputs} outputs"
+            f"{owner}: the given network returns outputs of shape {tuple(outputs.shape)} for 2 rows, but y requires the "
+            f"shape (2, {num_outputs}); give the last layer {num_outputs} outputs"
         )
     return copied

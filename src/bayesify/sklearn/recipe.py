@@ -3,7 +3,7 @@
 Every method takes the same steps: encode the inputs, list the possible likelihoods and transforms of the target, choose the
 target's units, choose the shape of the network, train, and recalibrate. Classes have only one possible likelihood and no units.
 The default method trains members that each hold out different rows. Predictions of the held-out rows decide which likelihood and
-transform are used and when training stops, and they recalibrate the probabilities. All other methods are called named methods. A
+transform are used and when training stops, and they recalibrate the probabilities. Every other method is a "named method". A
 named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network. The method's
 probabilities are recalibrated with the leverages and residuals of this network.
 """

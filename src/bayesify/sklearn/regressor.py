@@ -33,8 +33,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
     the step that predicts its held-out rows best. The predictions of held-out rows decide which noise distribution and
     which transform of the target are used. The spread of the noise depends on the row. The predictions of held-out rows
-    also recalibrate the quantiles. See [the page](../scikit-learn.md). All other values of `method` are called named
-    methods. By default, they use Gaussian noise with one variance, $y = f_w(x) + \varepsilon$.
+    also recalibrate the quantiles. See [the page](../scikit-learn.md). Every other value of `method` is a
+    "named method". By default, named methods use Gaussian noise with one variance, $y = f_w(x) + \varepsilon$.
 
     The columns of a pandas frame may hold numbers, text, categories, dates, booleans and missing cells; see
     `bayesify.tables`. Inputs and targets are scaled with the statistics of the training rows, and predictions are in

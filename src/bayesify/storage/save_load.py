@@ -118,7 +118,7 @@ def restore(
     if not needs_network:
         net = nn.Identity()
     elif net is None:
-        raise TypeError(f"{path}: the file contains a {name}; give net=, the torch.nn.Module from which it was made")
+        raise TypeError(f"{path}: the file contains a {name}; pass as net= the torch.nn.Module from which it was made")
     else:
         _check_fingerprint(path, stored, fingerprint(net))
     if map_location is not None:

@@ -32,7 +32,9 @@ def register_predictor(kind: Kind) -> Kind:
         ValueError: If the name is already registered.
     """
     if not (isinstance(kind, type) and issubclass(kind, Serializable)):
-        raise TypeError(f"register_predictor: {kind!r}; give a class that inherits from bayesify.predictor.Predictor")
+        raise TypeError(
+            f"register_predictor: {kind!r} is not a predictor class; give a class that inherits from bayesify.predictor.Predictor"
+        )
     if kind.__name__ in (*STORED_CLASSES, MODULE_NAME):
         raise ValueError(
             f"register_predictor: the name {kind.__name__!r} is already registered; give the class another name"

@@ -55,8 +55,8 @@ def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
             entries = [visit(entry, f"{path}.{index}") for index, entry in enumerate(value)]
             return {"$tuple": entries} if isinstance(value, tuple) else entries
         raise TypeError(
-            f"{path} is {type(value).__name__}, which a file without pickle cannot hold; use numbers, strings, tensors, "
-            "and lists and dicts of them"
+            f"{path} is {type(value).__name__}, which cannot be stored (files are written without pickle); use numbers, "
+            "strings or tensors, or lists and dicts of these"
         )
 
     return visit(value, name), tensors

@@ -176,8 +176,8 @@ def _add_numbers(
         if name in numbers:
             column, date = (source, sources[name]) if name == source else (sources[name], source)
             raise InputError(
-                f"column {column!r} has the same name as a number that is made from the dates in {date!r}; rename the column, or "
-                f"leave it out with --ignore {column}"
+                f"column {column!r} has the same name as a column of numbers computed from the dates in {date!r}; rename the "
+                f"column, or leave it out with --ignore {column}"
             )
         numbers[name], sources[name] = values, source
 
@@ -235,7 +235,9 @@ class Contents:
 
         if types.is_bool_dtype(column) or types.is_numeric_dtype(column):
             if types.is_complex_dtype(column):
-                raise InputError(f"column {self.name!r} holds complex numbers; leave it out with --ignore {self.name}")
+                raise InputError(
+                    f"column {self.name!r} holds complex numbers, which are not supported; leave it out with --ignore {self.name}"
+                )
             count = int(column.notna().sum())
             self._count(count, count, count)
         elif types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
@@ -254,7 +256,9 @@ class Contents:
         odd = next((cell for _, cell in present if isinstance(cell, (list, dict, set, np.ndarray, bytes))), None)
         if odd is not None:
             kind = type(odd).__name__
-            raise InputError(f"column {self.name!r} holds {kind} values; leave it out with --ignore {self.name}")
+            raise InputError(
+                f"column {self.name!r} holds {kind} values, which are not supported; leave it out with --ignore {self.name}"
+            )
         numeric = [isinstance(cell, (bool, int, float, np.number)) or is_number(str(cell)) for _, cell in present]
         dated = [not isinstance(cell, str) or DATE.match(cell) is not None for _, cell in present]
         self._count(len(present), sum(numeric), sum(dated))
@@ -283,8 +287,8 @@ class Contents:
                     row, wrong = misfit
                     raise InputError(
                         f"column {self.name!r} holds {kind}s, but row {row + 1} below the header has {str(wrong)[:40]!r} "
-                        f"({self.num_present - fitting} of {self.num_present} cells hold no {kind}); correct or empty these "
-                        f"cells{_as_missing(wrong)}, or leave the column out with --ignore {self.name}"
+                        f"({self.num_present - fitting} of {self.num_present} cells hold no {kind}); fix these cells or "
+                        f"leave them blank{_as_missing(wrong)}, or leave the column out with --ignore {self.name}"
                     )
                 return kind
         return "text"
@@ -296,7 +300,7 @@ class Contents:
         kind = self.kind()
         if kind != wanted:
             raise InputError(
-                f"column {self.name!r} holds {kind}s, but the training rows have {wanted}s; give a table of the same kind"
+                f"column {self.name!r} holds {kind}s, but the training rows have {wanted}s; give {wanted}s in this column"
             )
         return self.order(day_first)[1] if wanted == "date" else ""
 

@@ -46,9 +46,11 @@ def check_magnitude(what: str, values: np.ndarray) -> None:
         return
     largest = known[np.abs(known).argmax()]
     if abs(largest) > LARGEST:
-        raise InputError(f"{what} holds {largest:g}, but numbers may be at most {LARGEST:g}; use a larger unit")
+        raise InputError(
+            f"{what} holds {largest:g}, but numbers may be at most {LARGEST:g}; write the numbers in a larger unit"
+        )
     if 0 < known.max() - known.min() < SMALLEST_SPREAD:
         raise InputError(
-            f"{what} holds numbers that differ by at most {known.max() - known.min():g}, less than {SMALLEST_SPREAD:g}; use a "
-            "smaller unit"
+            f"{what} holds numbers that differ by at most {known.max() - known.min():g}, but they must differ by at least "
+            f"{SMALLEST_SPREAD:g}; write the numbers in a smaller unit"
         )

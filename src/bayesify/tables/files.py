@@ -160,7 +160,9 @@ def _parquet_file(path: str, source: Any) -> Iterator[Any]:
     try:
         from pyarrow import parquet
     except ImportError as error:
-        raise InputError(f"{path}: Parquet needs pyarrow; {how_to_install('compare')}, or save as CSV") from error
+        raise InputError(
+            f"{path}: reading Parquet needs pyarrow; {how_to_install('compare')}, or save the table as CSV"
+        ) from error
     try:
         with parquet.ParquetFile(source) as file:
             check_names(path, [str(name).strip() for name in file.schema_arrow.names])
@@ -168,7 +170,7 @@ def _parquet_file(path: str, source: Any) -> Iterator[Any]:
     except (OSError, ValueError, MemoryError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: the file is damaged or not Parquet: {first_line(error)}") from error
+        raise InputError(f"{path}: the file is damaged or is not a Parquet file: {first_line(error)}") from error
 
 
 def parquet_parts(path: Path, rows: int) -> Iterator[DataFrame]:

@@ -320,8 +320,8 @@ def check_repeatable(loader: Any) -> None:
         raise TypeError("fit: the loader is a Tensor; give a DataLoader, or a list of batches [(x, y), ...]")
     if hasattr(loader, "__next__"):
         raise TypeError(
-            f"fit: the loader has type {type(loader).__name__}, which can be read only once; give an iterable that "
-            "can be iterated once per epoch"
+            f"fit: the loader has type {type(loader).__name__}, which can be iterated only once; give an iterable that "
+            "can be iterated again in every epoch"
         )
 
 

@@ -117,7 +117,7 @@ class Checkpoint:
                 )
         if are_other_data(self.data, data):
             raise ValueError(
-                f"{path}: the checkpoint belongs to a run on other data (rows of the data differ); give the same data, "
+                f"{path}: the checkpoint belongs to a run on different data (some rows differ); give the same data, "
                 "or Checkpointing(path, resume=False) to start again"
             )
         stored = [(name, self.model[name]) for name, _ in module.named_parameters()]
@@ -173,7 +173,9 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
     for mine, other in zip(ours, theirs, strict=True):
         for key in mine.keys() | (other.keys() - {"initial_lr"}):
             if key not in mine or key not in other or _kind(mine[key]) != _kind(other[key]):
-                raise ValueError(f"the checkpoint's optimizer has {key}={other.get(key)!r}")
+                raise ValueError(
+                    f"{key} is {other.get(key)!r} in the checkpoint's optimizer, but {mine.get(key)!r} in this run's"
+                )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kinds = [{_kinds(state["state"][index]) for index in group["params"] if index in state["state"]} for group in ours]
     if max(map(len, kinds)) > 1 or not state["state"].keys() <= set(range(len(parameters))):
@@ -181,7 +183,10 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
     for index, entry in state["state"].items():
         for key, value in entry.items():
             if isinstance(value, Tensor) and value.shape not in (torch.Size(), parameters[index].shape):
-                raise ValueError(f"{key!r} in the checkpoint's optimizer has shape {tuple(value.shape)}")
+                raise ValueError(
+                    f"{key!r} in the checkpoint's optimizer has shape {tuple(value.shape)}, but its parameter has shape "
+                    f"{tuple(parameters[index].shape)}"
+                )
 
 
 def _kinds(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

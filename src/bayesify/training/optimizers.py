@@ -22,7 +22,8 @@ def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torc
         )
     if isinstance(made, torch.optim.LBFGS):
         raise ValueError(
-            "fit: LBFGS evaluates the objective several times per step; write your own loop around bnn.elbo"
+            "fit: LBFGS is not supported, because it evaluates the objective several times per step; write your own loop "
+            "around bnn.elbo"
         )
     known = {id(parameter) for parameter in trainable}
     if not any(id(parameter) in known for group in made.param_groups for parameter in group["params"]):

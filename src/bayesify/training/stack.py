@@ -319,7 +319,7 @@ class ModelStack(nn.Module, Trainable):
         if len(self._likelihoods) > 1:
             raise ValueError(
                 "ModelStack: with several likelihoods, inputs must be rows [R, B, D] with the dtype of the networks, "
-                "without autocast; cast the inputs"
+                "and autocast must be off; cast the inputs, and call the stack outside autocast"
             )
         return None
 

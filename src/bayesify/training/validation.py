@@ -108,7 +108,7 @@ class Totals:
         return {"nll": self.nll / self.total, "rmse": mean**0.5, "coverage_90": self.covered / self.total}
 
     def score(self) -> Score:
-        """The same scores as a `Score` for the rules of `fit`."""
+        """These scores, packed into a `Score` for the rules of `fit`."""
         means = self.means()
         coverage = means.get("coverage_90")
         rmse, numbers = means.get("rmse"), self._targets[0][0].numel() if self._targets else 1

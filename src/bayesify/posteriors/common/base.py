@@ -204,7 +204,8 @@ class Posterior(nn.Module):
             for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):
                 raise ValueError(
                     f"{type(self).__name__}: this family does not support a prior that correlates the positions of a "
-                    f"kernel ({weight.name}); use priors.Scale() or priors.Neal(), or one of {', '.join(_correlated())}"
+                    f"kernel ({weight.name}); use priors.Scale() or priors.Neal(), or a posterior among "
+                    f"{', '.join(_correlated())}"
                 )
         if prior is not None and len(prior.mean) and not self.prior_means:
             raise ValueError(
@@ -318,7 +319,7 @@ class Posterior(nn.Module):
             ValueError: If this family does not contain the prior.
         """
         raise ValueError(
-            f"{type(self).__name__}: q cannot equal the prior; use MeanField or another Gaussian family for that"
+            f"{type(self).__name__}: q cannot be set to the prior; use MeanField or another Gaussian family"
         )
 
     def prune(self, keep: float) -> None:
@@ -386,8 +387,8 @@ def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
     for name in posterior.sizes():
         if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
             raise ValueError(
-                f"{type(posterior).__name__}: q of {name} cannot equal a prior that has random scales, correlates "
-                "positions or is centered on a network; use a prior such as Neal()"
+                f"{type(posterior).__name__}: q of {name} cannot be set to a prior that has random scales, correlates "
+                "positions, or is centered on a network; use a prior such as Neal()"
             )
     return {name: float(prior.std[name]) for name in posterior.sizes()}
 

@@ -39,7 +39,7 @@ def check_inputs(inputs: Any) -> Any:
     lengths = {len(entry) if isinstance(entry, Tensor) else _sizes(entry)[0] for entry in kept.values()}
     if len(lengths) != 1:
         raise ValueError(
-            f"{OWNER}: inputs have {sorted(lengths)} examples; give the same number of examples of each input, and at "
+            f"{OWNER}: inputs have {sorted(lengths)} examples; give every input the same number of examples, at "
             "least one"
         )
     return kept if isinstance(inputs, Mapping) else list(kept.values())

@@ -153,7 +153,8 @@ class GlobalInducing(Posterior):
         return cls(inputs, options.pop("targets", targets), **options)
 
     def config(self) -> dict[str, Any]:
-        """The posterior as a plain dict. It holds the shapes of the inputs and no targets, because the values are in the state."""
+        """The posterior as a plain dict. It holds only the shapes of the inputs, and no targets: the
+        tensors themselves are in the state."""
         return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
 
     @property
@@ -387,7 +388,7 @@ class GlobalInducing(Posterior):
         if missing:
             raise ValueError(
                 f"GlobalInducing: {missing[0]} is not yet drawn when the network runs on the inducing inputs; use one "
-                "GlobalInducing for all layers that need the network, and use mean_network() for means"
+                "GlobalInducing for all layers whose draws need the network, and mean_network() if you need the means"
             )
         return {name: value for name, value in weights.items() if name not in own}
 

@@ -85,8 +85,8 @@ def find_map(network: nn.Module, layer: Layer) -> LinearMap:
         if isinstance(module, kind):
             return found(layer, path)
     raise ValueError(
-        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map or whose inputs are not "
-        f"visible; give this layer another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
+        f"{OWNER}: {weight.name} belongs to {type(module).__name__}, which is not a linear map, or whose inputs cannot "
+        f"be observed; give this layer another posterior, such as {{'{layer.name}': MeanField(), '*': GlobalInducing(...)}}"
     )
 
 

@@ -94,7 +94,7 @@ class InducingMatrix(nn.Module):
     def set_to_prior(self, factors: Factors) -> None:
         """Make q(U) equal to the prior, in place. Raise `ValueError` if the family does not contain the prior."""
         raise ValueError(
-            f"InducingWeights: q={self.name!r} cannot equal the prior; use q='matrix', q='full', or q='diagonal' with "
+            f"InducingWeights: q={self.name!r} cannot be set to the prior; use q='matrix', q='full', or q='diagonal' with "
             "whiten=True"
         )
 
@@ -166,13 +166,13 @@ class DiagonalMatrix(InducingMatrix):
         """Set means to 0 and standard deviations to 1. U must be whitened, and `max_std` must allow 1."""
         if not self.whiten:
             raise ValueError(
-                "InducingWeights: a diagonal q(U) that is not whitened cannot equal the prior; use whiten=True or "
+                "InducingWeights: a diagonal q(U) that is not whitened cannot be set to the prior; use whiten=True or "
                 "q='matrix'"
             )
         if self.raw_std is None or (self.max_std is not None and self.max_std <= 1):
             raise ValueError(
-                f"InducingWeights: max_std={self.max_std} keeps the std of q(U) below the prior's std, which is 1; "
-                "raise max_std"
+                f"InducingWeights: q(U) cannot be set to the prior, because the prior's std is 1 and max_std={self.max_std} "
+                "keeps the std of q(U) below 1; raise max_std"
             )
         self.location.zero_()
         self.raw_std.fill_(raw_positive(1.0, self.max_std))
@@ -256,7 +256,7 @@ class FullMatrix(InducingMatrix):
             numbers = size * (size + 1) // 2
             raise ValueError(
                 f"InducingWeights: q='full' over {self.rows} x {self.cols} inducing weights needs {numbers:,} numbers "
-                "per layer; use rows * cols of at most 2048, or q='matrix'"
+                "per layer; choose rows and cols so that rows * cols is at most 2048, or use q='matrix'"
             )
         self.location = nn.Parameter(mean)
         self.lower = nn.Parameter(mean.new_zeros(self.count, size * (size - 1) // 2))

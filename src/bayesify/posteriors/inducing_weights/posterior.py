@@ -105,7 +105,7 @@ class InducingWeights(Posterior):
         super().__init__()
         if max_std is not None and q != "diagonal":
             raise ValueError(
-                f"InducingWeights: max_std is an upper bound for q='diagonal', not for q={q!r}; leave max_std out"
+                f"InducingWeights: max_std applies only to q='diagonal', not to q={q!r}; leave out max_std"
             )
         if shared is not None:
             if len(shared) != 2:
@@ -114,10 +114,11 @@ class InducingWeights(Posterior):
                 raise ValueError("InducingWeights: shared inducing weights need whiten=True")
             if fit_to_layer:
                 raise ValueError(
-                    "InducingWeights: shared needs the same number of columns in every layer; use fit_to_layer=False"
+                    "InducingWeights: shared inducing weights need the same number of columns in every layer; use "
+                    "fit_to_layer=False"
                 )
             if init == "network":
-                raise ValueError("InducingWeights: shared needs a random start; use init='random'")
+                raise ValueError("InducingWeights: shared inducing weights need a random start; use init='random'")
         self.rows, self.cols, self.q, self.members = rows, cols, q, members
         self.max_lambda, self.max_std, self.whiten = max_lambda, max_std, whiten
         self.init = init or ("network" if shared is None else "random")
@@ -414,7 +415,10 @@ class InducingWeights(Posterior):
     def set_to_prior(self, prior: PriorDraw) -> None:
         """Set lambda to 1 and q(U) to p(U)."""
         if self.max_lambda is not None and self.max_lambda <= 1:
-            raise ValueError(f"InducingWeights: max_lambda={self.max_lambda} keeps lambda below 1; raise max_lambda")
+            raise ValueError(
+                f"InducingWeights: q cannot be set to the prior, because this needs lambda = 1 and max_lambda={self.max_lambda} "
+                "keeps lambda below 1; raise max_lambda"
+            )
         factors = self.factors()
         for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):
             family.set_to_prior(factor)

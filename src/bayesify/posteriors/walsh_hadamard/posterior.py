@@ -110,8 +110,8 @@ class WalshHadamard(Posterior):
         super().__init__()
         if covariance == "flow" and local_reparameterization:
             raise ValueError(
-                "WalshHadamard: the KL of a flow is computed for one draw of g, not for one draw per example; "
-                "use covariance='diagonal' or 'full' with local_reparameterization"
+                "WalshHadamard: covariance='flow' does not work with local_reparameterization=True, because the KL of a "
+                "flow is computed for one draw of g, not for one draw per example; use covariance='diagonal' or 'full'"
             )
         self.covariance, self.flow_length, self.init_std = covariance, flow_length, init_std
         self.init, self.local_reparameterization = init, local_reparameterization
@@ -296,7 +296,8 @@ class WalshHadamard(Posterior):
         mean and variance."""
         if len(self.base):
             raise ValueError(
-                "WalshHadamard: with init='residual' q is centered on the network's weights; use init='network'"
+                "WalshHadamard: q cannot be set to the prior with init='residual', because q is then centered on the "
+                "network's weights; use init='network'"
             )
         fixed_stds(self, prior)
         if self.vectors is not None:

@@ -38,7 +38,7 @@ class CountFamily(Family):
         if bool(wrong.any()):
             raise ValueError(
                 f"targets hold {y[wrong][0].item()}, but counts are whole numbers of at least 0; use likelihoods.StudentT() or "
-                "likelihoods.Gaussian() for other numbers"
+                "likelihoods.Gaussian() for numbers that are not counts"
             )
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:

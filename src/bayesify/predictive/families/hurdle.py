@@ -26,7 +26,7 @@ class HurdleFamily(Family):
         if bool((y < 0).any()):
             raise ValueError(
                 f"targets hold {y[y < 0][0].item()}, but amounts are at least 0; use likelihoods.StudentT() or "
-                "likelihoods.HeteroscedasticGaussian() for other numbers"
+                "likelihoods.HeteroscedasticGaussian() for numbers that can be negative"
             )
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
