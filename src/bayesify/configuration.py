@@ -219,7 +219,9 @@ def _named(entry: Any, known: Mapping[str, type], what: str) -> Any:
     if not isinstance(entry, Mapping) or "name" not in entry:
         raise TypeError(f"bayesianize: {entry!r} is not a {what}; give an instance, a name, or a dict with a name")
     if entry["name"] not in known:
-        raise ValueError(f"unknown {what} {entry['name']!r}; {suggest(str(entry['name']), known)}")
+        same_task = [name for name, kind in known.items() if getattr(kind, "task", None) == entry["name"]]
+        remedy = f"for {entry['name']}: {', '.join(same_task)}" if same_task else suggest(str(entry["name"]), known)
+        raise ValueError(f"unknown {what} {entry['name']!r}; {remedy}")
     return _construct(known[entry["name"]], entry)
 
 

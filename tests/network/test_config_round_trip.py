@@ -100,6 +100,7 @@ def test_a_file_that_is_not_json(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ({"likelihood": "gausian"}, r"unknown likelihood 'gausian'; did you mean 'gaussian'\?"),
+        ({"likelihood": "classification"}, "unknown likelihood 'classification'; for classification: categorical"),
         ({"prior": "neel"}, r"unknown prior 'neel'; did you mean 'neal'\?"),
         ({"prior": {"name": "neal", "std": 2}}, r"Neal: .*'std'; its options are scale"),
         ({"prior": {"name": "gaussian", "std": -2}}, r"priors.Gaussian: std=-2; give a positive number"),

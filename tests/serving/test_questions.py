@@ -115,7 +115,7 @@ def test_decisions_have_the_least_expected_cost(predict, tmp_path):
         ("price", ["--level", "90"], "--level 90: give a number between 0 and 1"),
         ("kind", ["--above", "3"], "--above: this option is for models that predict numbers, but 'kind' holds classes"),
         ("kind", ["--quantiles", "0.5"], "--quantiles: this option is for models that predict numbers"),
-        ("kind", ["--costs", "calm:wlid, very=3"], "--costs calm:wlid: 'wlid' is not a class; known: a:b, calm"),
+        ("kind", ["--costs", "calm:wlid, very=3"], "give a file; 'wlid' is not a class; known: a:b, calm"),
         ("kind", ["--costs", "calm:a:b=much"], "--costs much: this is not a number"),
         ("kind", ["--costs", "nowhere.csv"], "--costs nowhere.csv: this is neither a file nor a cost such as"),
     ],

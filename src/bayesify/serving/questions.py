@@ -64,7 +64,7 @@ class Costs:
             if not known:
                 unknown = next((name for name in (parts or [(pair.strip(), "")])[0] if name not in classes), pair)
                 raise InputError(
-                    f"--costs {entry.strip()}: {_unknown(unknown, classes)}; write TRUTH:DECISION=COST, or give a file"
+                    f"--costs {entry.strip()}: write TRUTH:DECISION=COST, or give a file; {_unknown(unknown, classes)}"
                 )
             truth, decision = (list(classes).index(name) for name in known[0])
             table[truth, decision] = number_of("--costs", cost)

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
@@ -226,6 +226,13 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"{type(self).__name__}: {str(error).rstrip('.')}{_place(X)}; give {words}") from error
 
+    @property
+    def _targets_wanted(self) -> str:
+        """The end of a message about targets: what to give."""
+        if is_classifier(self):
+            return "y with one label for each row, without missing labels"
+        return "y with one number for each row, without missing numbers (BayesianClassifier takes texts)"
+
     def _read(
         self, X: Any, y: Any = NONE, weights: np.ndarray | None = None, *, reset: bool, **options: Any
     ) -> tuple[np.ndarray, Any, Columns | None]:
@@ -245,7 +252,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
                     f"{owner}: X has {len(X)} rows (samples); give at least 2 rows to train, or 1 row to predict"
                 )
             if y is not NONE:
-                with self._telling("y with one target for each row"):
+                with self._telling(self._targets_wanted):
                     y = validate_data(self, NONE, y, **options)
                     check_consistent_length(X, y)
             if columns is not None:
@@ -259,7 +266,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             return inputs, y, columns
         if is_frame(X):
             refuse_cells(X, owner)
-        words = "and y with one target for each row" if reset else "with the columns of the training data"
+        words = f"and {self._targets_wanted}" if reset else "with the columns of the training data"
         with self._telling(f"X as numbers [N, D], or a data frame, {words}", X):
             found = validate_data(self, X, y, reset=reset, dtype=np.float64, **options)
         return (found, y, None) if y is NONE else (*found, None)
