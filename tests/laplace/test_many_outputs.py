@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -234,3 +236,16 @@ def test_the_last_layer_of_many_outputs_is_exact_and_quiet() -> None:
     exact = products(likelihoods.Categorical().fisher_factor(net(x))).sum(0)
     torch.testing.assert_close(laplace.fitted()[1].tensors()["slopes/2"], exact)
     assert laplace.predict(x)._gaussian.spread is not None
+
+
+def test_a_slow_choice_of_the_precision_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 4)), torch.randn(20, 2), torch.arange(20) % 4
+    monkeypatch.setattr("bayesify.laplace.laplace.MAX_QUIET_OPERATIONS", 20 * 4**3 - 1)
+    with pytest.warns(
+        UserWarning, match="full covariance with 4 outputs takes half a minute .* covariance='kronecker'"
+    ):
+        bayesify.Laplace(net, "categorical").fit([(x, y)])
+    with warnings.catch_warnings(record=True) as seen:
+        bayesify.Laplace(net, "categorical", prior_precision=1.0).fit([(x, y)])
+    assert not any("half a minute" in str(one.message) for one in seen)

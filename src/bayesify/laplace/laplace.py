@@ -117,6 +117,8 @@ PASSES_PER_VECTOR = {"full": 2, "kronecker": 4, "diagonal": 14}
 gradients of each example separately. This took the time of 14 passes for a ResNet-50 on an H200, and of 7 passes for a
 ResNet-18 on two CPU cores."""
 
+MAX_QUIET_OPERATIONS = 2e8
+"""Largest product of the left-out rows and the cubed number of outputs for which `fit` chooses a precision without a warning."""
 MAX_QUIET_WEIGHTS = 3000
 """Largest number of weights for which `fit` chooses a full covariance by default without a warning. There is also no
 warning if the number of examples times outputs is at most a third of the number of weights. Diagonalizing the curvature
@@ -497,6 +499,14 @@ class Laplace(Drawable):
             warnings.warn(
                 f"Laplace.fit: a full covariance over all {self.subset.size:,} weights takes a minute or more on one "
                 "CPU core; subset='last_layer' takes seconds",
+                stacklevel=5,
+            )
+        rows, outputs = min(self.data.num_data, NUM_LEFT_OUT_ROWS), self.outputs_per_example
+        chooses = self._default and self.likelihood.task == "classification" and self.device.type == "cpu"
+        if isinstance(posterior, FullCovariance) and chooses and rows * outputs**3 > MAX_QUIET_OPERATIONS:
+            warnings.warn(
+                f"Laplace.fit: choosing the prior precision of a full covariance with {outputs:,} outputs takes half a "
+                "minute or more on one CPU core; give covariance='kronecker', or prior_precision=",
                 stacklevel=5,
             )
         if self.covariance == "kronecker":
