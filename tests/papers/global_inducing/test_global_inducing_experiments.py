@@ -72,8 +72,8 @@ def test_cubic_is_judged_by_the_worst_seed() -> None:
 
     lines = cubic.requirement({"fac": made(0.2, 0.1), "gi": made(0.32, 0.2), "NUTS": made(0.5, 0.5)})
     assert lines == [
-        "gi / NUTS in the gap, at least 0.5: NOT met by all seeds of 2 (0.64, 0.40)",
-        "gi / fac in the gap, at least 1.5: met by all seeds of 2 (1.60, 2.00)",
+        "gi / NUTS in the gap, at least 0.5: NOT met by all 2 seeds (0.64, 0.40)",
+        "gi / fac in the gap, at least 1.5: met by all 2 seeds (1.60, 2.00)",
     ]
 
 
