@@ -234,7 +234,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             ValueError: If there are several posteriors. Use `posteriors` instead.
         """
         if len(self.posteriors) > 1:
-            raise ValueError(f"this network has {len(self.posteriors)} posteriors; use bnn.posteriors[i]")
+            raise ValueError(
+                f"posterior: this network has {len(self.posteriors)} posteriors, not one; use bnn.posteriors[i]"
+            )
         return next(iter(self.posteriors))
 
     @property

@@ -253,7 +253,7 @@ def test_set_to_prior_of_several_posteriors_is_all_or_nothing() -> None:
 
 def test_several_posteriors_have_no_single_one() -> None:
     bnn = bayesify.bayesianize(mlp(), {"0": "mean_field", "2": "point"})
-    with pytest.raises(ValueError, match=r"2 posteriors; use bnn.posteriors\[i\]"):
+    with pytest.raises(ValueError, match=r"2 posteriors, not one; use bnn.posteriors\[i\]"):
         _ = bnn.posterior
 
 

@@ -239,7 +239,7 @@ class _Predicted:
             values = as_numbers(frame[target])
         except ValueError as error:
             raise InputError(
-                f"the target {target!r} cannot be scored because it holds texts: {error}; correct the column or remove it"
+                f"the target {target!r} cannot be scored because it holds texts: {error}; fix the column, or remove it"
             ) from error
         known = np.isfinite(values)
         if not known.any():

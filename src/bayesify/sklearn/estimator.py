@@ -214,7 +214,9 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         with self._telling("sample_weight with one number of at least 0 for each row"):
             weights: np.ndarray = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= MAX_FLOAT32:
-                raise ValueError("all sample weights are zero, or their sum is too large")
+                raise ValueError(
+                    f"the sum of the sample weights is {weights.sum():g}, but it must be positive and at most {MAX_FLOAT32:.3g}"
+                )
         return weights
 
     @contextmanager

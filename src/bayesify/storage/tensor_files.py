@@ -208,8 +208,7 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             tensors = {name: file.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise ValueError(
-            f"{path}: this is not a complete safetensors file ({error}), because it was truncated or has another "
-            "format; restore it from an intact copy"
+            f"{path}: the file is truncated or is not a safetensors file ({error}); restore it from an intact copy"
         ) from None
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):

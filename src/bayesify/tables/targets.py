@@ -113,7 +113,7 @@ def read_target(column: Series, task: Task | None = None) -> Target:
         notes.append(f"{name} is treated as {what} ({found}){hint}.")
     if found == "regression":
         if values is None:
-            raise InputError(f"the target {name!r} holds texts, so the task cannot be regression; leave --task out")
+            raise InputError(f"the target {name!r} holds texts, so the task cannot be regression; leave out --task")
         numbers = values[rows]
         if numbers.max() == numbers.min():
             raise InputError(f"the target {name!r} is {numbers[0]:g} in every row; there is nothing to predict")

@@ -110,8 +110,9 @@ class ModelStack(nn.Module, Trainable):
         """Register shared likelihoods."""
         if not likelihoods or len(self) % len(likelihoods) or not isinstance(self._template[0], BayesianNetwork):
             raise ValueError(
-                f"ModelStack: there are {len(likelihoods)} likelihoods for {len(self)} models; give Bayesian networks, "
-                "and a number of likelihoods that divides the number of networks"
+                f"ModelStack: there are {len(likelihoods)} likelihoods for {len(self)} models of type "
+                f"{type(self._template[0]).__name__}; the models must be Bayesian networks, and the number of likelihoods must "
+                "divide the number of models"
             )
         if len(likelihoods) > 1 and self._perceptrons is None:
             raise ValueError(

@@ -102,8 +102,8 @@ class TransposedConvolution(Convolution):
         assert isinstance(module, _ConvTransposeNd)
         if len(args) > 1 or kwargs.get("output_size") is not None:
             raise ValueError(
-                f"{OWNER}: {self.layer.name} is called with an output_size; use output_padding, or give this layer "
-                "another posterior"
+                f"{OWNER}: {self.layer.name} is called with an output_size, which is not supported; use output_padding, "
+                "or give this layer another posterior"
             )
         x: Tensor = argument(args, kwargs, 0, "input")
         sizes = [s * (n - 1) + 1 for s, n in zip(module.stride, x.shape[2:], strict=True)]

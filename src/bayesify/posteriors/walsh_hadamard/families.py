@@ -101,8 +101,8 @@ class Full(Diagonal):
         count, size = mean.shape
         if size > MAX_FULL_SIZE:
             raise ValueError(
-                f"WalshHadamard: covariance='full' for a block of size {size} needs {size * (size - 1) // 2:,} numbers; "
-                "use 'diagonal' or 'flow' for this layer"
+                f"WalshHadamard: covariance='full' for a block of size {size} needs {size * (size - 1) // 2:,} numbers, "
+                "which is too many; use 'diagonal' or 'flow' for this layer"
             )
         self.lower_value = nn.Parameter(mean.new_zeros(count, size * (size - 1) // 2))
 
