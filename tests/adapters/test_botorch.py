@@ -275,7 +275,7 @@ def test_conditioning_goes_on_from_the_trained_model():
 
 def test_what_does_not_fit_is_named(linear):
     classes = network(3, likelihood=likelihoods.Categorical())
-    with pytest.raises(TypeError, match="Categorical is not a likelihood of numeric targets"):
+    with pytest.raises(TypeError, match="Categorical is not a likelihood for numeric targets"):
         BoTorchModel(classes)
     with pytest.raises(TypeError, match="has no draws"):
         BoTorchModel(nn.Linear(1, 1))

@@ -86,7 +86,7 @@ def test_stored_matrices_may_be_8_bits(tmp_path, monkeypatch):
     assert 0 < abs(plain - rounded).max() < 0.02
     saved = files[0].path.stat().st_size - files[1].path.stat().st_size
     assert saved > 0.9 * 3 * 2 * 64**2  # three bytes for each entry of means and deviations of the 64 x 64 layer
-    with pytest.raises(ValueError, match="int8=True needs sample=True"):
+    with pytest.raises(ValueError, match="int8=True works only with sample=True"):
         export_onnx(bnn, tmp_path / "fixed.onnx", X, int8=True)
 
 

@@ -358,7 +358,8 @@ def test_labels_out_of_range(label: int) -> None:
 
 def test_float_labels() -> None:
     with pytest.raises(
-        ValueError, match=r"targets have type torch.float32; give integer labels.*amounts, use Gaussian"
+        ValueError,
+        match=r"targets have type torch.float32, but labels must be integers.*use Gaussian for targets that are amounts",
     ):
         made("categorical").log_prob(outputs(2, K), torch.tensor([0.0, 1.0]))
 

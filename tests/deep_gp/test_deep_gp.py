@@ -385,7 +385,7 @@ Y = X[:, :1]
         ({"inputs": X[0]}, "floating-point"),
         ({"inputs": X.long()}, "floating-point"),
         ({"inputs": X * math.nan}, "index"),
-        ({"targets": Y[:3]}, "3 targets for 5 inputs"),
+        ({"targets": Y[:3]}, "3 targets, but 5 inputs"),
         ({"targets": None}, "neither targets nor num_outputs"),
         ({"depth": 0}, "depth=0"),
         ({"width": [3, 3]}, "2 widths are given for depth=2"),
@@ -452,7 +452,7 @@ def test_a_broken_parameter_is_named_whatever_lapack_notices(
 def test_a_matrix_that_cannot_be_factorized_names_its_layer(inducing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gp = DeepGP(X, Y, inducing=inducing)  # type: ignore[arg-type]
     monkeypatch.setattr(gp.layers[0].kernel, "forward", lambda x, other: -50 * torch.eye(5, dtype=torch.float64)[None])
-    with pytest.raises(ValueError, match=r"layer 1: the kernel matrix .* \(5 x 5\) .* a larger jitter="):
+    with pytest.raises(ValueError, match=r"layer 1: the kernel matrix .* \(5 x 5\) .* a larger jitter"):
         gp.elbo(X, Y, num_data=5)
 
 

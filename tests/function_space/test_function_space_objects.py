@@ -108,7 +108,7 @@ class TestContexts:
     def test_bad_contexts(self) -> None:
         with pytest.raises(ValueError, match="not below high"):
             Box(1.0, 0.0, 5)
-        with pytest.raises(ValueError, match="only one end"):
+        with pytest.raises(ValueError, match="only one of low and high"):
             Box(1.0)
         with pytest.raises(ValueError, match="n=0"):
             Box(0.0, 1.0, 0)

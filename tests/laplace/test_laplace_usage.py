@@ -61,7 +61,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "unknown_name": (lambda: Laplace(network(), CATEGORICAL, ["1.weight"]).fit(data()), "no parameter '1.weight'"),
     "empty_mask": (
         lambda: Laplace(network(), CATEGORICAL, {"0.bias": torch.zeros(6, dtype=torch.bool)}).fit(data()),
-        "the mask is empty",
+        "the mask selects no weight",
     ),
     "budget": (lambda: Laplace(network(), CATEGORICAL, "all", memory=1000).fit(data()), "choose at most 9 weights"),
     "not_fitted": (lambda: Laplace(network(), CATEGORICAL).predict(torch.randn(2, 2)), r"call fit\(loader\) first"),

@@ -201,7 +201,7 @@ def test_outputs_that_are_not_finite_are_named() -> None:
 
     bnn = network(net=Log())
     with pytest.raises(
-        ValueError, match=r"the network's weights are finite, but its outputs are not; scale the inputs"
+        ValueError, match=r"the network's weights are finite, but its outputs are not; standardize the inputs"
     ):
         bnn.elbo(X, Y, num_data=4)
 

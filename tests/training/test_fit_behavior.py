@@ -291,7 +291,7 @@ HIGH[9] = 2
         (DataLoader(TensorDataset(X, Y), batch_size=32, drop_last=True), "no batches in epoch 1"),
         (DataLoader(TensorDataset(NAN, Y), batch_size=24), r"epoch 1, batch 1: inputs hold nan at index \[9, 1\]"),
         (DataLoader(TensorDataset(X, HIGH), batch_size=24), "epoch 1, batch 1: .*label 2 is out of range"),
-        (DataLoader(TensorDataset(X, Y.float()), batch_size=24), "epoch 1, batch 1: .*give integer labels"),
+        (DataLoader(TensorDataset(X, Y.float()), batch_size=24), "epoch 1, batch 1: .*labels must be integers"),
         (DataLoader(TensorDataset(X), batch_size=24), "epoch 1, batch 1: a batch has 1 entries"),
         (DataLoader(TensorDataset(X[:, :2], Y), batch_size=24), "epoch 1, batch 1"),
     ],

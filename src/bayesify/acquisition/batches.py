@@ -77,8 +77,8 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
         )
     if log_probs.shape[-1] == 1:
         raise ValueError(
-            "batch_bald: the network has one output, and the labels of a single class carry no information; give "
-            "likelihood=Bernoulli() for two classes, or use acquisition.epistemic for a regression"
+            "batch_bald: the network has only one output, so there is only one class and labels carry no information; "
+            "give likelihood=Bernoulli() for two classes, or use acquisition.epistemic for regression"
         )
     if log_probs.shape[1] < size:
         raise ValueError(

@@ -50,7 +50,9 @@ def expected_improvement(predictive: RegressionPredictive, best: float, *, maxim
     sign = 1.0 if maximize else -1.0
     count = predictive.mean[0].numel()
     if count != 1:
-        raise ValueError(f"expected_improvement: {count} targets per example; give a prediction of one target")
+        raise ValueError(
+            f"expected_improvement: the prediction has {count} targets per example; give a prediction with one target per example"
+        )
     if predictive.is_mixture:
         return _per_example((sign * (predictive.draw_means - best)).clamp_min(0).mean(0))
     gap, std = sign * (predictive.mean - best), predictive.epistemic.sqrt()

@@ -62,7 +62,8 @@ def to_inference_data(
         if len(chain) != len(chains[0]) or chain.weights.keys() != chains[0].weights.keys():
             raise ValueError(
                 f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the first chain has "
-                f"{len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same length and network, or num_draws"
+                f"{len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same network, with "
+                "equally many draws, or set num_draws"
             )
     groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}
     if x is not None:

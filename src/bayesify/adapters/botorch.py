@@ -91,7 +91,7 @@ class BoTorchModel(_Model):
         draws: The draws that define the functions.
 
     Raises:
-        TypeError: If the model cannot draw, or its likelihood is not a likelihood of numeric targets.
+        TypeError: If the model cannot draw, or its likelihood is not a likelihood for numeric targets.
         ValueError: If the shapes of `data` do not fit.
     """
 
@@ -113,7 +113,7 @@ class BoTorchModel(_Model):
         law = likelihood if likelihood is not None else model.likelihood if isinstance(model, Predictor) else None
         if law is not None and not isinstance(law, NumberLikelihood):
             raise TypeError(
-                f"BoTorchModel: {type(law).__name__} is not a likelihood of numeric targets; use one such as Gaussian"
+                f"BoTorchModel: {type(law).__name__} is not a likelihood for numeric targets; use one that is, such as Gaussian"
             )
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)
@@ -163,7 +163,7 @@ class BoTorchModel(_Model):
         """
         if not isinstance(observation_noise, bool):
             raise TypeError(
-                "BoTorchModel: observation_noise is not True or False; give True to add the likelihood's own noise"
+                "BoTorchModel: observation_noise is not True or False; give True to add the likelihood's noise, or False to omit it"
             )
         if X.ndim < 2:
             raise ValueError(

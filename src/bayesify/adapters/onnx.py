@@ -170,7 +170,7 @@ def export_onnx(
         return _export_sampling(model, trial, num_draws or DEFAULT_NUM_DRAWS, sample, int8)
     if int8:
         raise ValueError(
-            "export_onnx: int8=True needs sample=True; use ONNX Runtime's tools to quantize a file of fixed draws"
+            "export_onnx: int8=True works only with sample=True; to quantize a file of fixed draws, use ONNX Runtime's tools"
         )
     return _export_draws(fixed_draws(model, num_draws, generator, "export_onnx", DEFAULT_NUM_DRAWS), trial)
 
@@ -181,10 +181,14 @@ def _example_inputs(x: Inputs) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
     inputs = tuple(kwargs.values()) if kwargs else args
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
         raise ValueError(
-            "export_onnx: an input is not a tensor of at least 2 examples; give tensors with examples along the first axis"
+            "export_onnx: an input is not a tensor with at least 2 examples; give tensors with 2 or more examples along the "
+            "first axis"
         )
     if any(value.dtype == torch.bfloat16 for value in inputs):
-        raise ValueError("export_onnx: ONNX Runtime has no bfloat16 on CPUs; give model.float() and inputs in float32")
+        raise ValueError(
+            "export_onnx: ONNX Runtime does not support bfloat16 on CPUs; convert the model with model.float(), and give inputs "
+            "in float32"
+        )
     return inputs, tuple(kwargs)
 
 

@@ -70,7 +70,7 @@ class GivenNoise(NoiseSource):
 
     def gamma(self, shape: Tensor) -> Tensor:
         """Raises `ValueError`, because ONNX has no such operator."""
-        raise ValueError("export_onnx: ONNX has no operator for a prior that draws its scales; use sample=False")
+        raise ValueError("export_onnx: the prior draws random scales, for which ONNX has no operator; use sample=False")
 
 
 class SamplingGraph(nn.Module):
@@ -124,7 +124,9 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
     with settled():  # reuse cached quantities without comparing parameters again
         drawn = bnn.draw(1, generator=counter)
         if drawn.buffers is not None:
-            raise ValueError("export_onnx: a file cannot make draws with their own batch statistics; use sample=False")
+            raise ValueError(
+                "export_onnx: an ONNX file cannot compute batch statistics for each draw; use sample=False"
+            )
         if not counter.taken:
             raise ValueError("export_onnx: all draws are equal, so the file has nothing to draw; use sample=False")
 

@@ -313,7 +313,7 @@ class LayerwiseTrainer(NaturalGradient):
         if name is not None:
             raise ValueError(
                 f"{type(self).__name__}: the gradient or curvature of {name} is not finite, so the step was not taken; lower "
-                "the learning rate, or look for a root, logarithm or quotient at 0 in the network"
+                "the learning rate, or check the network for a root of 0, a logarithm of 0, or a division by 0"
             )
 
     @torch.no_grad()
@@ -445,9 +445,10 @@ def check_mean_field(owner: str, part: Posterior) -> None:
     assert isinstance(part, MeanField)
     if part.max_std is not None:
         raise ValueError(
-            f"{owner}: max_std={part.max_std}; omit max_std, because the prior already bounds the standard deviations"
+            f"{owner}: max_std={part.max_std} is not supported; omit max_std, because the prior already bounds "
+            "the standard deviations"
         )
     if part.units != "weight":
-        raise ValueError(f"{owner}: units={part.units!r}; use MeanField(units='weight')")
+        raise ValueError(f"{owner}: units={part.units!r} is not supported; use MeanField(units='weight')")
     if any(part.mean_value.mask(name) is not None for name in part.mean_value):
-        raise ValueError(f"{owner}: the posterior is pruned; train first, then prune")
+        raise ValueError(f"{owner}: a pruned posterior cannot be trained; train first, then prune")

@@ -128,13 +128,13 @@ class NoisyKFAC(LayerwiseTrainer):
         )
         if not plain or any(weight.aliases for weight in layer.weights):
             raise ValueError(
-                f"NoisyKFAC: {layer.weights[0].name} is not the untied weight of a linear layer or of a convolution without "
-                "groups; keep this weight as a point estimate with selectors such as {'Linear': MatrixNormal()}"
+                f"NoisyKFAC: {layer.weights[0].name} is tied to another weight, or does not belong to a linear layer or to a "
+                "convolution with groups=1; to keep it as a point estimate, use selectors such as {'Linear': MatrixNormal()}"
             )
         if len({self.prior_precision[weight.name] for weight in layer.weights}) > 1:
             raise ValueError(
-                f"NoisyKFAC: in {layer.name}, weight and bias have different priors but must share one damping; use the "
-                "prior Gaussian() or Neal()"
+                f"NoisyKFAC: in {layer.name}, the weight and the bias have different priors, but one damping is used for both; use "
+                "the prior Gaussian() or Neal()"
             )
 
     def rules(self) -> Mapping[str, Rule]:

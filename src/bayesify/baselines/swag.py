@@ -485,7 +485,10 @@ class SWAG(Drawable):
             plain.get_parameter(name).copy_(mean)
         if tracking_layers(plain):
             if loader is None:
-                raise ValueError("SWAG: the network has BatchNorm; give mean_network a loader over training data")
+                raise ValueError(
+                    "SWAG: the network has BatchNorm, whose statistics must be computed for the mean weights; give mean_network a "
+                    "loader over training data"
+                )
             means = {name: plain.get_parameter(name).detach().unsqueeze(0) for name in self.mean}
             (own,) = self._statistics(Runner(plain, self.weights), means, loader)
             buffers = dict(plain.named_buffers())

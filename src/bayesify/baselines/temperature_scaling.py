@@ -195,7 +195,8 @@ class TemperatureScaling(Predictor):
             total, count = total + float(counts @ each.sum(1)), count + float(counts.sum()) * each.shape[1]
         if not (math.isfinite(total) and total > 0):
             raise ValueError(
-                f"TemperatureScaling: the sum of the squared standardized residuals is {total}; check the targets"
+                f"TemperatureScaling: the sum of the squared standardized residuals is {total}, but must be positive and "
+                "finite; check the targets"
             )
         return total / count
 
@@ -279,7 +280,7 @@ def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
     if not bool(torch.isfinite(values).any()):
         raise ValueError(
             "TemperatureScaling: the log-likelihood is not finite for any temperature or factor; check "
-            "outputs and targets"
+            "the outputs and the targets for NaN and infinity"
         )
     best = int(values.nan_to_num(nan=math.inf).argmin())
     if best in (0, NUM_GRID_POINTS - 1):

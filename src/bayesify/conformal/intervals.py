@@ -116,8 +116,8 @@ def as_prediction(prediction: Any, score: str) -> Known:
     first, second = (torch.as_tensor(part) for part in prediction)
     if first.shape != second.shape or first.ndim not in (1, 2):
         raise ValueError(
-            f"conformal: arrays of shapes {tuple(first.shape)} and {tuple(second.shape)}; give two arrays of the same shape, [n] "
-            "or [n, O]"
+            f"conformal: the arrays have shapes {tuple(first.shape)} and {tuple(second.shape)}; give two arrays of the same shape, "
+            "[n] or [n, O]"
         )
     return (first, second) if first.ndim == 2 else (first.unsqueeze(1), second.unsqueeze(1))
 

@@ -91,7 +91,7 @@ class Conformal(Predictor):
         """
         if not isinstance(self.rule, Intervals):
             raise TypeError(
-                "conformal.Conformal: no calibrated intervals; call fit(x, y) with a regression model first, or call sets(x)"
+                "conformal.Conformal: intervals are not calibrated; call fit(x, y) with a regression model first, or call sets(x)"
             )
         return self.rule.interval(self.predict(x, **options), level, groups=groups)
 
@@ -106,7 +106,8 @@ class Conformal(Predictor):
         """
         if not isinstance(self.rule, Sets):
             raise TypeError(
-                "conformal.Conformal: no calibrated sets; call fit(x, y) with a classification model first, or call interval(x)"
+                "conformal.Conformal: sets are not calibrated; call fit(x, y) with a classification model first, or call "
+                "interval(x)"
             )
         return self.rule.sets(self.predict(x, **options), level, groups=groups)
 

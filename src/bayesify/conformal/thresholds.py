@@ -49,7 +49,7 @@ def rank_of(level: float, rows: int) -> int:
     if not 0 < level < 1:
         raise ValueError(f"conformal: level={level}; give a probability strictly between 0 and 1")
     if rows < 1:
-        raise ValueError("conformal: no calibration rows; give at least one row")
+        raise ValueError("conformal: there are no calibration rows; give at least one row")
     return math.ceil((rows + 1) * level - 1e-9)
 
 
@@ -72,7 +72,9 @@ class Rule:
                 calibration row.
         """
         if self.scores is None:
-            raise ValueError(f"conformal.{type(self).__name__}: no calibration rows; call fit(prediction, y) first")
+            raise ValueError(
+                f"conformal.{type(self).__name__}: there are no calibration rows; call fit(prediction, y) first"
+            )
         scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
         if self.groups is None and new is None:
             return threshold(scores, level).unsqueeze(0)
@@ -108,7 +110,9 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
         return None
     plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if len(plain) != rows or getattr(groups, "ndim", 1) != 1:
-        raise ValueError(f"conformal: {len(plain)} groups for {rows} rows; give one group per row")
+        raise ValueError(
+            f"conformal: groups has length {len(plain)}, but there are {rows} rows; give one group per row"
+        )
     if any(value != value for value in plain):
         raise ValueError("conformal: groups contain NaN; give every row a group, or leave out rows without a group")
     return plain

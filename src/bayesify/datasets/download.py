@@ -74,7 +74,7 @@ def obtain(
         path = Path(folder) / file
         if not path.is_file():
             raise FileNotFoundError(
-                f"{owner}: {path} does not exist; put {file} there or set {DATA_VARIABLE} to its folder"
+                f"{owner}: {path} does not exist; put {file} there, or omit folder and set {DATA_VARIABLE} to its folder"
             )
         return path, _read(owner, path)
     named = os.environ.get(DATA_VARIABLE)
@@ -104,7 +104,7 @@ def obtain(
         if path.is_file():  # another process was faster and has removed its downloads
             return path, _read(owner, path, check)
         raise FileNotFoundError(
-            f"{owner}: {file} is neither in {looked} nor in {cache}, and it could not be downloaded: {error}; {remedy}, or "
+            f"{owner}: {file} is neither in {looked} nor in {cache}, and could not be downloaded ({error}); {remedy}, or "
             f"connect to the network and set {CACHE_VARIABLE} to a writable folder"
         ) from error
     _remove(work)
@@ -143,7 +143,7 @@ def _read(owner: str, path: Path, check: Check | None = None) -> Arrays:
             check(arrays)
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
-            f"{owner}: {path}: {error}; the file is damaged or has other contents, so replace or delete it"
+            f"{owner}: {path}: {error}; the file is damaged or is a different file; replace it or delete it"
         ) from error
     return arrays
 

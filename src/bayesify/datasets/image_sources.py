@@ -97,7 +97,7 @@ def read_idx(path: Path) -> np.ndarray:
         with gzip.open(path) as stream:
             start = stream.read(4)
             if len(start) < 4 or start[:3] != b"\x00\x00\x08":
-                raise ValueError(f"images: {path.name} is not an IDX file of bytes")
+                raise ValueError(f"images: {path.name} is not an IDX file whose entries are bytes")
             sizes = stream.read(4 * start[3])
             shape = np.frombuffer(sizes[: len(sizes) // 4 * 4], ">u4").tolist()
             size = math.prod(shape)
@@ -110,7 +110,7 @@ def read_idx(path: Path) -> np.ndarray:
         raise ValueError(f"images: {path.name} is not a complete gzip file: {error}") from error
     if len(shape) != start[3] or len(raw) != size:
         raise ValueError(
-            f"images: {path.name} has {len(raw)} bytes or more, which does not match the shape {shape} in its header"
+            f"images: the size of {path.name}, {len(raw)} bytes or more, does not match the shape {shape} in its header"
         )
     return np.frombuffer(raw, np.uint8).reshape(shape).copy()
 

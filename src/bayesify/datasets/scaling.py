@@ -47,7 +47,9 @@ class Standardization(Plain):
                 f"and every axis must be less than {train.ndim}"
             )
         if not train.size:
-            raise ValueError(f"Standardization: training data {list(train.shape)} are empty; give at least one row")
+            raise ValueError(
+                f"Standardization: training data of shape {list(train.shape)} are empty; give at least one row"
+            )
         size = np.prod([train.shape[axis] for axis in axes])
         rows = max(1, 2**22 // max(1, train[0].size))
         pieces = [train[start : start + rows] for start in range(0, len(train), rows)]

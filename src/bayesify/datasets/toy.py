@@ -275,7 +275,8 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
     """
     if x.ndim != 2 or y.numel() != x.shape[0]:
         raise ValueError(
-            f"linear_posterior: x {tuple(x.shape)} and y {tuple(y.shape)} do not match; give [N, D] and [N]"
+            f"linear_posterior: x has shape {tuple(x.shape)} and y has shape {tuple(y.shape)}, which do not "
+            "match; give x [N, D] and y [N]"
         )
     if not bool(torch.isfinite(x).all() & torch.isfinite(y).all()):
         raise ValueError("linear_posterior: x or y holds NaN or infinity; give finite numbers")

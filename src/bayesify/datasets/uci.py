@@ -43,7 +43,8 @@ class Split:
         count = round(share * len(self.train))
         if not 0 < count < len(self.train):
             raise ValueError(
-                f"Split: share={share} sets {count} of {len(self.train)} rows aside; give a share between 0 and 1"
+                f"Split: share={share} sets {count} of {len(self.train)} rows aside; give a share that sets some rows "
+                "aside, but not all"
             )
         order = np.random.default_rng(seed).permutation(len(self.train))
         return replace(self, train=self.train[np.sort(order[count:])], validation=self.train[np.sort(order[:count])])

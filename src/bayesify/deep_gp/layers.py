@@ -127,7 +127,7 @@ class Layer(nn.Module):
         except ValueError as error:
             reason = str(error).split(";")[0]
             raise ValueError(
-                f"{reason}; give fewer or different inducing inputs, a larger jitter=, or a lower learning rate"
+                f"{reason}; give fewer inducing inputs, inducing inputs that differ more, a larger jitter, or a lower learning rate"
             ) from None
 
 

@@ -117,7 +117,9 @@ def as_function_values(
     if targets is None:
         return None
     if len(targets) != len(inputs):
-        raise ValueError(f"DeepGP: {len(targets)} targets for {len(inputs)} inputs; give one target per input")
+        raise ValueError(
+            f"DeepGP: there are {len(targets)} targets, but {len(inputs)} inputs; give one target per input"
+        )
     checked_inputs(targets)
     if likelihood.name == "categorical":
         hot = nn.functional.one_hot(targets.reshape(-1).long(), num_outputs).to(inputs)

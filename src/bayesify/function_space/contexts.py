@@ -70,7 +70,9 @@ class Box(Context):
         n: Count = 10,
     ) -> None:
         if (low is None) != (high is None):
-            raise ValueError("Box: only one end is given; give low and high, or neither to use the range of each batch")
+            raise ValueError(
+                "Box: only one of low and high is given; give both, or give neither to use the range of each batch"
+            )
         self.follows_batch = low is None
         ends = (0.0, 1.0) if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
@@ -119,8 +121,7 @@ class Box(Context):
         if not like.is_floating_point():
             raise ValueError(
                 f"Box: inputs have type {like.dtype}, but a box contains real numbers; give "
-                f"context=DatasetContext(inputs, n) with "
-                "other inputs of this kind"
+                "context=DatasetContext(inputs, n), with inputs of the same type"
             )
         if like.shape[0] == 0:
             raise ValueError("Box: the batch is empty; give at least one example")
@@ -275,7 +276,7 @@ class Mixture(Context):
 
     def __init__(self, *contexts: Context) -> None:
         if len(contexts) < 2:
-            raise ValueError(f"Mixture: {len(contexts)} contexts; give at least two")
+            raise ValueError(f"Mixture: the number of contexts is {len(contexts)}; give at least two contexts")
         for context in contexts:
             if not isinstance(context, Context):
                 raise TypeError(

@@ -53,7 +53,8 @@ def dense_kl(
         share = RELATIVE_JITTER.get(covariance.dtype, 1e-5)
         warnings.warn(
             f"function_kl: a covariance of {mean.shape[-1]} function values does not have full rank, so {share:g} of the mean "
-            "variance is added to both covariances; give jitter=, other context inputs, or covariance='diagonal'",
+            "variance is added to both diagonals; to avoid this, give jitter=, context inputs that differ more, or "
+            "covariance='diagonal'",
             stacklevel=4,
         )
         factor = _factorize(covariance, share, "the linearized network's")
@@ -85,7 +86,7 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
     if bool(failed.any()):
         raise ValueError(
             f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; "
-            f"give fewer or more distinct context inputs, a larger jitter, or covariance='diagonal'"
+            "give fewer context inputs, context inputs that differ more, a larger jitter, or covariance='diagonal'"
         )
     return factor
 
@@ -105,8 +106,8 @@ def gaussian_kl(
         return diagonal_kl(mean, found, prior_mean, prior_found)
     if found.shape[-1] > num_weights and jitter is None:
         raise ValueError(
-            f"FunctionSpaceVI: a covariance of {found.shape[-1]} function values from {num_weights} weights has no inverse; give "
-            "fewer context inputs, covariance='diagonal', or jitter="
+            f"FunctionSpaceVI: the covariance of {found.shape[-1]} function values has no inverse, because there are only "
+            f"{num_weights} weights; give fewer context inputs, covariance='diagonal', or a positive jitter"
         )
     if kind == "full":
         return dense_kl(mean.T, found, prior_mean.T, prior_found, jitter)
@@ -120,6 +121,6 @@ def check_kl(kl: Tensor) -> None:
     if should_check(kl) and not bool(torch.isfinite(kl)):
         raise ValueError(
             f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "
-            "input (for example, an input of zeros without biases, or collapsed standard deviations); change the context, or raise "
-            "init_std"
+            "input (for example, for an all-zero input to a network without biases, or for collapsed standard deviations); "
+            "change the context, or raise init_std"
         )

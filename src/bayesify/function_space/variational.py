@@ -466,6 +466,6 @@ def _check_trainable(bnn: BayesianNetwork) -> None:
     for name in bnn.weights:
         if isinstance(owner_of(bnn.network, name)[0], nn.EmbeddingBag):
             raise ValueError(
-                f"FunctionSpaceVI: {name} belongs to an EmbeddingBag, which torch cannot differentiate twice; use nn.Embedding and "
-                "a sum over words, or leave it out of the posterior"
+                f"FunctionSpaceVI: {name} belongs to an EmbeddingBag, which torch cannot differentiate twice; replace it by "
+                f"nn.Embedding and a sum over words, or leave {name} out of the posterior"
             )

@@ -376,8 +376,8 @@ class Jacobians:
             for name in general:
                 if not agrees(name, found_general[name][0].sum(0)):
                     raise ValueError(
-                        f"{name}: its derivative for one example depends on the other examples of the batch; use a network "
-                        "whose examples do not mix, and put the batch on the first axis of every input"
+                        f"{name}: the derivative of one example's output depends on the other examples of the batch; use a "
+                        "network that does not mix examples, and put the batch on the first axis of every input"
                     )
         return kept
 
@@ -388,7 +388,7 @@ def _check_apart(outputs: Tensor, alone: Tensor) -> None:
     if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
         raise ValueError(
             "the network's output for one example depends on the other examples of the batch, or is random; use a network "
-            "whose examples do not mix, turn off dropout, and put the batch on the first axis of every input"
+            "that does not mix examples, turn off dropout, and put the batch on the first axis of every input"
         )
 
 

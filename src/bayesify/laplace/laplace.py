@@ -810,8 +810,8 @@ class Laplace(Drawable):
             if subset.count(name) < everything.count(name):
                 raise ValueError(
                     f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(name)} of "
-                    f"{subset.weights[name].numel} entries of {name} are chosen; use 'full', or choose the subset by "
-                    "names"
+                    f"{subset.weights[name].numel} entries of {name} are chosen; use covariance='full', or choose "
+                    "the subset by names"
                 )
 
     def _curvature(
@@ -1272,8 +1272,8 @@ class Laplace(Drawable):
         else:
             if noise:
                 raise ValueError(
-                    "tune_prior_precision: noise=True works only with method='evidence', because validation data "
-                    "choose only the prior"
+                    "tune_prior_precision: noise=True works only with method='evidence', because method='validation' "
+                    "tunes only the prior"
                 )
             score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
             num_fine = tuning.NUM_FINE_SCORES
@@ -1356,7 +1356,7 @@ class Laplace(Drawable):
     def _shared_noise(self, what: str) -> Gaussian:
         """The likelihood; raises `ValueError` for the caller `what` if it is not Gaussian with one shared variance."""
         if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
-            raise ValueError(f"{what} needs a Gaussian likelihood with one shared variance")
+            raise ValueError(f"{what} needs a Gaussian likelihood with the same noise variance for all outputs")
         return self.likelihood
 
     def _fit_noise(self) -> None:

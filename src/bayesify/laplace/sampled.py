@@ -227,8 +227,8 @@ class SampledCovariance(WeightCovariance):
         """
         if factor != self.factor:
             raise ValueError(
-                "Laplace: the draws of covariance='sampled' belong to one prior precision, which fit finds by the evidence; fit "
-                "again with prior_precision=..., or set temperature"
+                "Laplace: with covariance='sampled', the prior precision cannot be changed after fit, because the draws depend on "
+                "it; fit again with prior_precision=..., or set temperature"
             )
         return self
 

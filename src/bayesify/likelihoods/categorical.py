@@ -78,7 +78,7 @@ class Categorical(Likelihood):
         if outputs.ndim < 2:
             raise ValueError(
                 f"likelihoods.Categorical: outputs of shape {tuple(outputs.shape)} have no axis of classes; "
-                "give the network one output per class, or use Bernoulli"
+                "give the network one output per class, or use Bernoulli for two classes"
             )
         return tuple(outputs.movedim(self._class_axis, -1).shape[:-1])
 
@@ -86,8 +86,8 @@ class Categorical(Likelihood):
         """Raise `ValueError` unless every label is an integer in 0..C-1."""
         if y.is_floating_point() or y.is_complex():
             raise ValueError(
-                f"likelihoods.Categorical: targets have type {y.dtype}; give integer labels (y.long()), or use "
-                "Bernoulli; for targets that are amounts, use Gaussian"
+                f"likelihoods.Categorical: targets have type {y.dtype}, but labels must be integers; give y.long(), use Bernoulli "
+                "for targets that are 0 or 1, or use Gaussian for targets that are amounts"
             )
         classes = self._classes_last(outputs).shape[-1]
         if self._all_count(y, classes):

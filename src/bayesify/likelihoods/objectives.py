@@ -104,7 +104,7 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
             )
     if not bool(torch.isfinite(outputs).all()):
         raise ValueError(
-            f"elbo is {value.item()}: the network's weights are finite, but its outputs are not; scale the inputs"
+            f"elbo is {value.item()}: the network's weights are finite, but its outputs are not; standardize the inputs"
         )
     raise ValueError(
         f"elbo is {value.item()}, although outputs and weights are finite; check the noise variance and the prior's scale"

@@ -46,11 +46,12 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
         factor, failed = checked_cholesky(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))
         if not bool(failed.any()):
             warnings.warn(
-                f"{what}: added {jitter:g} times its mean diagonal to its diagonal, to factorize it", stacklevel=3
+                f"{what}: {jitter:g} times the mean of its diagonal was added to the diagonal, so that it could be factorized",
+                stacklevel=3,
             )
             return factor
     size = matrix.shape[-1]
     raise ValueError(
-        f"{what} ({size} x {size}) is not positive definite, even with {JITTERS[-1]:g} times its mean diagonal added; "
-        "use float64 (net.double()), or a larger prior precision"
+        f"{what} ({size} x {size}) is not positive definite, even with {JITTERS[-1]:g} times the mean of its diagonal added to "
+        "the diagonal; use float64 (net.double()), or a larger prior precision"
     )

@@ -151,8 +151,8 @@ class _InverseFactor(Function):
             failed = torch.zeros_like(failed)
             largest = float(precision.diagonal(dim1=-2, dim2=-1).max())
             warnings.warn(
-                f"{careful}: its largest entry is {largest:.2g} times the prior's, which exceeds float64's precision; "
-                "variances are kept below the prior's; standardize the inputs, or start from a smaller precision",
+                f"{careful}: its largest entry is {largest:.2g} times the prior precision, too much for float64, so variances "
+                "are limited to the prior's variance; standardize the inputs, or start from a smaller precision",
                 stacklevel=2,
             )
         root = torch.linalg.solve_triangular(tril, eye.expand(tril.shape), upper=False)

@@ -74,7 +74,7 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
     for name, low in scores_inside.items():
         high = scores_outside[name].to(low)
         if not len(low) or not len(high):
-            raise ValueError("ood: a prediction has no examples; give at least one example inside and one outside")
+            raise ValueError("ood: a prediction has no examples; give two predictions with at least one example each")
         ranks = dense_ranks(torch.cat((low, high)), name)
         result[f"auroc_{name}"], result[f"aupr_{name}"] = areas(ranks[: len(low)], ranks[len(low) :])
     return result

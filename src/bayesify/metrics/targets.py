@@ -31,5 +31,5 @@ def match_labels(predictive: ClassificationPredictive, y: Tensor) -> Tensor:
 def _some(y: Tensor) -> Tensor:
     y = torch.as_tensor(y)
     if y.numel() == 0:
-        raise ValueError("metrics: no targets; give at least one example")
+        raise ValueError("metrics: there are no targets; give at least one example")
     return y

@@ -22,7 +22,7 @@ def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Seque
         ValueError: If fewer than two sizes are given.
     """
     if len(sizes) < 2:
-        raise ValueError(f"mlp: sizes={list(sizes)}; give at least the numbers of inputs and outputs")
+        raise ValueError(f"mlp: sizes={list(sizes)}; give at least two sizes, the numbers of inputs and outputs")
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(sizes):
         layers += [nn.Linear(fan_in, fan_out), activation()]

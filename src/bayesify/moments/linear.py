@@ -236,7 +236,7 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
         pass_ = _pass_of(weight, bias)
         channels = (-1, 1, *[0] * (mean.ndim - 2))
         if mean.ndim != weight_mean.ndim or (pass_ is not None and len(mean) != pass_.rows):
-            raise NoRule("a convolution of one example without a batch axis is not supported")
+            raise NoRule("a convolution whose input has no batch axis is not supported")
         if isinstance(x, Moments) and value_of(x).channels != channels:
             raise NoRule("a convolution over an axis that an earlier layer turned into channels is not supported")
 

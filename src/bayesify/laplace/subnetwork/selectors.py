@@ -246,7 +246,7 @@ class _Mask(Selector):
             self.mask = as_mask(mask)
         parts = self.mask.values() if isinstance(self.mask, dict) else [self.mask]
         if not any(bool(part.any()) for part in parts):
-            raise ValueError("subnetwork.from_mask: the mask is empty; choose at least one weight")
+            raise ValueError("subnetwork.from_mask: the mask selects no weight; set at least one entry to True")
 
     def _flat(self, candidates: Candidates) -> Tensor:
         if isinstance(self.mask, Tensor):
@@ -273,7 +273,7 @@ class _Mask(Selector):
             flat = torch.cat(parts)
         flat[candidates.fixed] = False
         if not bool(flat.any()):
-            raise ValueError("subnetwork.from_mask: the mask is empty; choose at least one weight")
+            raise ValueError("subnetwork.from_mask: the mask selects no weight; set at least one entry to True")
         return flat
 
     def count(self, candidates: Candidates) -> int:
