@@ -336,7 +336,7 @@ def test_what_draws_cannot_do_is_said() -> None:
     assert "4 draws" in repr(laplace)
     with pytest.raises(ValueError, match="no determinant"):
         laplace.log_evidence()
-    with pytest.raises(ValueError, match="one prior precision"):
+    with pytest.raises(ValueError, match="prior precision cannot be changed"):
         laplace.set_prior_factor(2.0)
     assert laplace.draw(6).kl.isnan().all()
     assert laplace.draw(6)(x).shape == (6, 30, 4)
