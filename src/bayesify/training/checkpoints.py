@@ -112,8 +112,8 @@ class Checkpoint:
             before, now = (given.get(key, SETTINGS_DEFAULTS.get(key)) for given in (self.settings, settings))
             if before != now:
                 raise ValueError(
-                    f"{path}: the checkpoint was written with {key}={before!r}, but this run has {now!r}; "
-                    "use the same value, or Checkpointing(path, resume=False) to start again"
+                    f"{path}: the checkpoint was written with {key[:100]}={repr(before)[:200]}, but this run has "
+                    f"{repr(now)[:200]}; use the same value, or Checkpointing(path, resume=False) to start again"
                 )
         if are_other_data(self.data, data):
             raise ValueError(
