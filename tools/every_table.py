@@ -64,7 +64,7 @@ Most claims of a paper are rankings: one system is better than another. This pag
 their texts, captions and tables, and the findings that they show in figures. Each claim has a verdict from our stored results:
 
 - **not shown**: our numbers contradict the claim. *Why* gives the known cause, and the cheapest run that would test it.
-- **untested**: we did not run an experiment that can decide, or we ran only some of the systems.
+- **untested**: we did not run an experiment that could decide the claim, or we ran only some of the systems.
 - **shown**: our numbers agree with the claim in the named setting. Many of these claims were checked with a single seed, and we
   did not test for significance.
 

@@ -591,7 +591,9 @@ def test_a_factorization_that_fails_names_the_layer() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bnn.draw(2, generator=generator())
-    assert re.search(r"the precision of layer 2: its largest entry is .* times the prior's", str(caught[0].message))
+    assert re.search(
+        r"the precision of layer 2: its largest entry is .* times the prior precision", str(caught[0].message)
+    )
     with torch.no_grad():
         part.log_precision["2"].fill_(1000.0)  # type: ignore[union-attr]
     with pytest.raises(ValueError, match=r"the precision of layer 2 \(5 x 5\) is not finite; "):

@@ -62,5 +62,5 @@ def test_it_is_pruned_stored_and_set_to_the_prior_alike(tmp_path: object) -> Non
 def test_other_units_are_refused() -> None:
     with pytest.raises(ValueError, match=r"MeanField: units='std'; give 'weight' or 'prior'"):
         MeanField(units="std")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"VOGN: units='prior'; use MeanField\(units='weight'\)"):
+    with pytest.raises(ValueError, match=r"VOGN: units='prior' is not supported; use MeanField\(units='weight'\)"):
         VOGN(make("prior"), num_data=4)

@@ -172,7 +172,7 @@ def test_other_conditions_are_refused(tmp_path, name):
         ({"seed": 2}, "seed=1, but this run has 2"),
         ({"rate": 0.01}, r"learning_rate.*=0\.05, but this run has 0\.01"),
         ({"width": 5}, "another network|widths"),
-        ({"batches": loader(shift=1.0)}, "other data"),
+        ({"batches": loader(shift=1.0)}, "different data"),
         ({"batches": loader(own=False)}, "generators of the loader=1, but this run has 0"),
         ({"batches": loader(size=6)}, "batch_size=8, but this run has 6"),
     ):
@@ -225,15 +225,15 @@ class Stream:
 def test_streams_are_known_by_their_first_batch_where_it_is_always_the_same(tmp_path):
     path = tmp_path / "run.safetensors"
     run("fit", Stream(), checkpoint=path)
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="different data"):
         run("fit", Stream(1.0), checkpoint=path)
     path = tmp_path / "other.safetensors"
     run("fit", Stream(noise=np.random.default_rng(0)), checkpoint=path)  # which is set back, so that the batch is known
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="different data"):
         run("fit", Stream(1.0, np.random.default_rng(0)), checkpoint=path)
     path = tmp_path / "old_kind.safetensors"
     run("fit", Stream(noise=np.random.RandomState(0)), checkpoint=path)  # and so is this one
-    with pytest.raises(ValueError, match="other data"):
+    with pytest.raises(ValueError, match="different data"):
         run("fit", Stream(1.0, np.random.RandomState(0)), checkpoint=path)
 
 

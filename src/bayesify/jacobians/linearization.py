@@ -434,7 +434,7 @@ class Linearization:
         return eye.reshape(size, 1, *shape[1:]).expand(size, *shape)
 
     def by_example(self, names: Sequence[str], vectors: Tensor) -> dict[str, Tensor]:
-        """Gradients with respect to weights without a rule: [K, B, *shape] by name."""
+        """Gradients with respect to the weights that have no rule: a dict from names to tensors [K, B, *shape]."""
         jacobians = self._jacobians
         weights = {name: jacobians.value(name, self._values) for name in names}
         return example_gradients(

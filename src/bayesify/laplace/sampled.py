@@ -99,9 +99,9 @@ class Sampled:
         tolerance: Relative error at which conjugate gradients end early. It is the norm of a draw's error divided by
             the norm of the draw. Both norms measure effects on the outputs of the examples.
         settle: Whether to first raise the prior precision, and then scale the covariance down, until the mean log
-            predictive density of training rows is at most 0.005 nats below the network's own. This applies to classes
-            if `fit` finds the prior precision. The evidence alone often prefers such a wide prior that the
-            linearization no longer holds.
+            predictive density of training rows is at most 0.005 nats below the network's own. This is done for
+            classification only, and only if `fit` finds the prior precision. The evidence alone often prefers such a
+            wide prior that the linearization no longer holds.
         solver: `"conjugate_gradients"` or `"minibatch"`. The latter is stochastic gradient descent with Nesterov's
             momentum and a learning rate that falls to zero in the second half. `"auto"` means conjugate gradients.
         steps: Number of steps of the minibatch solver for each draw.

@@ -408,8 +408,8 @@ def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, windo
         return _between(pairs, [part.flatten() for part in windows(places)], windows(_linear_share(value)))
     if dims == 1 and window > MAX_WINDOW_OF_ALIKE:
         raise NoRule(
-            f"maximum pooling over more than {MAX_WINDOW_OF_ALIKE} positions of a sequence is supported only in networks that are "
-            "small enough to compare all pairs of positions"
+            f"maximum pooling over more than {MAX_WINDOW_OF_ALIKE} positions of a sequence is supported only if the network is "
+            "so small that all pairs of positions can be compared"
         )
     return value.per_example(value.together[0]).to(value.mean)
 

@@ -35,8 +35,8 @@ class NoRule(Exception):
 
 @dataclass
 class Pass:
-    """State of one pass through the network: the number of examples, the weights used so far, and the plain network's
-    multiplications.
+    """State of one pass through the network: the number of examples, the weights used so far, and the number of
+    multiplications of the plain network.
 
     Args:
         rows: Number of examples.

@@ -99,7 +99,8 @@ class AroundNetwork(Neal):
         """Keep a copy of the network's weights."""
         if values is None:
             raise ValueError(
-                "AroundNetwork: this method needs a prior with mean 0; use Neal(), or train a posterior with bayesianize"
+                "AroundNetwork: the mean of this prior is not 0, but the method needs a prior with mean 0; use Neal(), or "
+                "train a posterior with bayesianize"
             )
         self.center = NamedParameters({name: values[name].clone() for name in self.weights}, trainable=False)
 

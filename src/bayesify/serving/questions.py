@@ -43,8 +43,9 @@ class Costs:
     def of(cls, text: str, classes: Sequence[str]) -> Costs:
         """Read costs from a file, or from a text such as `sick:healthy=100,healthy:sick=5` with entries TRUTH:DECISION=COST.
 
-        In a text, the decisions are the classes. Right decisions cost 0, and wrong decisions that are not listed cost 1. In a
-        file, the first column holds the true classes. Each other column is a decision, which may have any name.
+        If the costs are given as text, the possible decisions are the classes. Right decisions cost 0, and wrong
+        decisions that are not listed cost 1. In a file, the first column holds the true classes. Each other column is
+        a decision, which may have any name.
 
         Args:
             text: Costs as a text, or the path of a file with costs.

@@ -1,4 +1,7 @@
-"""CSV in its dialects. Encoding, separator and style of numbers are detected once per file, even if the file is read in parts."""
+"""Reading CSV files with various separators, quotes and decimal marks.
+
+Encoding, separator and style of numbers are detected once per file, even if the file is read in parts.
+"""
 
 from __future__ import annotations
 

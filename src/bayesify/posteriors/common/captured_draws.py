@@ -75,7 +75,7 @@ class CapturedDraws:
             return posterior.draw(request)
 
     def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
-        """A draw by the most recent graph. Meanwhile, the parameters are compared with their values at the capture.
+        """A draw by the most recent graph. While they run, the parameters are compared with their values at the capture.
 
         The graph contains values that were computed from the parameters. If the parameters differ, the result is `None`
         and the generator is reset as if nothing had been drawn. If another thread has used the generator in the
