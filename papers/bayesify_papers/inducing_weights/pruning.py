@@ -1,10 +1,12 @@
 """Accuracy and calibration after pruning, with and without fine-tuning (section 4.3, the paper's table 7).
 
     python -m bayesify_papers.inducing_weights.pruning --out DIR [--workers 6] [--seeds 3]
+    python -m bayesify_papers.inducing_weights.pruning --dataset cifar10 --systems ffg_u --fine-tuning 50 --out DIR
 
 FFG-U loses the smallest entries of Z, FFG-W the weights with the smallest |mean| / std. As in appendix K, a new Adam with a
-learning rate of 1e-4 fine-tunes the rest, for a sixth of the training epochs. The data are Fashion-MNIST; the small network and
-the caps are those of `fashion`.
+learning rate of 1e-4 fine-tunes the rest, for a sixth of the training epochs. By default, the data are Fashion-MNIST; the small
+network and the caps are those of `fashion`. DIR keeps a checkpoint of each training run, so the same command resumes it; a
+checkpoint of `classification` with the same settings may be copied there.
 """
 
 import copy
@@ -57,16 +59,17 @@ class Pruning:
 
 
 def work(job: Pruning, folder: Path) -> dict[str, Any]:
-    """Scores of the whole network, and of each pruned network before and after fine-tuning. Nothing is written to `folder`."""
+    """Scores of the whole network, and of each pruned network before and after fine-tuning."""
     given, start = problem(job.source, job.device), time.perf_counter()
-    network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed)
+    checkpoint = folder / f"{job.system}-{job.seed}.safetensors"
+    network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed, checkpoint)
     found = [{"keep": 1.0, "fine_tuned": False, **_score(given, network, job)}]
     for keep in KEPT_SHARES[job.system]:
         pruned = prune(copy.deepcopy(network), keep)
         found.append({"keep": keep, "fine_tuned": False, **_score(given, pruned, job)})
         fit(
             pruned,
-            MemoryBatches(given.x, given.y, job.recipe.batch),
+            MemoryBatches(given.x, given.y, job.recipe.batch, job.recipe.changed),
             num_data=len(given.x),
             epochs=job.fine_tuning,
             learning_rate=LEARNING_RATE,
@@ -106,6 +109,8 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     program = Program(__doc__, __spec__, "pruning").option("data", "workers", "num_train", seeds=3)
+    program.choice("dataset", ("fashion_mnist", "cifar10"), default="fashion_mnist")
+    program.choice("systems", KEPT_SHARES, default=list(KEPT_SHARES))
     program.add_argument(
         "--fine-tuning", type=int, help="number of epochs after pruning; default: a sixth of the training epochs"
     )
@@ -113,12 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     recipe, device, seeds = replace(SMOKE, epochs=1), "cpu", 1
     source = replace(SMOKE_SOURCE, outside=(), corrupted_images=0)
     if not chosen.smoke:
-        source = Source("fashion_mnist", chosen.data, chosen.num_train)
+        source = Source(chosen.dataset, chosen.data, chosen.num_train)
         recipe, device, seeds = recipe_from(chosen), chosen.device, chosen.seeds
     epochs = chosen.fine_tuning or max(1, recipe.epochs // 6)
     jobs = {
         f"{system}-{seed}": Pruning(system, recipe, source, epochs, seed, device)
-        for system in KEPT_SHARES
+        for system in chosen.systems
         for seed in range(1, seeds + 1)
     }
     workers = count_workers(chosen.workers, device)
