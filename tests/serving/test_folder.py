@@ -70,18 +70,12 @@ def unbind(folder, model):
     (folder / ABOUT).write_text(json.dumps(facts))
 
 
-def test_folders_of_before_are_read_with_a_remark(tmp_path, models):
+def test_a_file_without_the_other_ones_checksum_is_refused(tmp_path, models):
     for place in ("old", "new"):
         models[0].write(tmp_path / place)
     unbind(tmp_path / "old", models[0])
-    found = ModelFolder.read(tmp_path / "old")
-    assert is_whole(found, models)
-    assert "cannot verify that model.json and model.safetensors belong together" in found.remarks[0]
-    table(1).to_csv(tmp_path / "new.csv", index=False)
-    done = CliRunner().invoke(
-        app, ["predict", *map(str, (tmp_path / "old", tmp_path / "new.csv", "--out", tmp_path / "o"))]
-    )
-    assert (done.exit_code, "cannot verify" in done.stderr) == (0, True), done.output
+    with pytest.raises(InputError, match="to different models"):
+        ModelFolder.read(tmp_path / "old")
     for name in (MODEL, ABOUT):  # a half of each
         mixed = tmp_path / name
         shutil.copytree(tmp_path / "new", mixed)

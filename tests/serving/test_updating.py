@@ -1,7 +1,5 @@
 """`bayesify fit --update`: a folder with more rows is the model of all rows, and the old one until that is complete."""
 
-import gzip
-import hashlib
 import os
 import re
 from dataclasses import replace
@@ -14,8 +12,7 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, fit_table
 from bayesify.serving.command import LOCK
-from bayesify.serving.folder import OLD_ROWS, ROWS, read_about, read_kept_rows
-from bayesify.serving.kept_rows import pack_rows, unpack_rows
+from bayesify.serving.folder import ROWS, pack_rows, read_about, read_kept_rows, unpack_rows
 from bayesify.serving.updating import like_training
 from bayesify.storage.locks import locked
 from bayesify.tables.columns import kind_of
@@ -169,18 +166,6 @@ def test_classes_that_are_no_texts_may_be_written_in_another_way(labels):
         pandas.DataFrame({"a": range(40), "kind": np.resize(labels, 40)}), "kind", task="classification", **OPTIONS
     ).about
     assert like_training(about, Reading()).texts == ()
-
-
-@pytest.mark.parametrize("folder", [True], indirect=True)
-def test_rows_of_earlier_versions_are_read(folder, tmp_path):
-    model, old = ModelFolder.read(folder), folder / OLD_ROWS
-    rows = read_kept_rows(folder, model.about)
-    old.write_bytes(gzip.compress(rows.to_csv(index=False).encode()))
-    (folder / ROWS).unlink()
-    about = replace(model.about, rows_sha256=hashlib.sha256(old.read_bytes()).hexdigest())
-    pandas.testing.assert_frame_equal(read_kept_rows(folder, about), rows, check_dtype=False)
-    replace(model, rows=rows).write(folder)
-    assert not old.exists()
 
 
 @pytest.mark.parametrize("folder", [True], indirect=True)

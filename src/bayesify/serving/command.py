@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,9 +122,12 @@ def fit(
             _check_free(folder, force)
         reading = Reading(sheet, encoding, names_of(missing))
         if update is not None:
+            from bayesify.storage.locks import locked  # imported only for an update, because it imports torch
+
             values = {"target": target, "task": task, "ignore": ignore, "quick": quick, "seed": seed}
             given = [f"--{option}" for option, value in values.items() if value] + ["--method"] * (method != "auto")
-            with _locked(update) if folder == update else nullcontext():
+            # Without the lock, the second of two simultaneous updates would lose the rows of the first.
+            with locked(folder / LOCK) if folder == update and folder.is_dir() else nullcontext():
                 model = _train_more(update, table, reading, keep_rows, given)
                 model.write(folder)
         else:
@@ -142,15 +145,6 @@ def fit(
     except KeyboardInterrupt:
         refuse("Interrupted; no model was written.", INTERRUPTED_EXIT_CODE)
     _print_fitted(model.about, folder)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other updates, because the second of two simultaneous updates would lose the rows of the first."""
-    from bayesify.storage.locks import locked  # imported only for an update, because it imports torch
-
-    with locked(folder / LOCK) if folder.is_dir() else nullcontext():
-        yield
 
 
 def _check_free(folder: Path, force: bool) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,23 +13,19 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bayesify.serving.about import FORMAT_VERSION, About
 from bayesify.serving.card import render_card
-from bayesify.serving.kept_rows import pack_rows, unpack_rows
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.storage import tensor_files, write_file
 from bayesify.storage.atomic import read_together, write_together
 from bayesify.storage.save_load import contents_of, restore
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import Reading, read_table
 from bayesify.version import __version__
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
+    from pandas import DataFrame, Series
 
 MODEL, ABOUT, CARD, FIGURE, ROWS = "model.safetensors", "model.json", "MODEL.md", "MODEL.svg", "rows.json.gz"
 """Names of the files: the estimator with its preparation and recalibration, the facts about the model, the model card, the
 figures of the card, and the training rows if they are kept."""
-OLD_ROWS = "rows.csv.gz"
-"""Name of the file of training rows that earlier versions wrote."""
 FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
 """Keys of two checksums. The checksum of the facts is stored in `model.safetensors`, and the checksum of `model.safetensors` is
 stored in `model.json`."""
@@ -76,7 +74,7 @@ class ModelFolder:
                 if content:
                     write_file(draft / name, content)
             write_file(draft / ABOUT, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
-        for name, content in {**extra, OLD_ROWS: b""}.items():
+        for name, content in extra.items():
             if not content:
                 (folder / name).unlink(missing_ok=True)  # the file belongs to an earlier model
 
@@ -93,8 +91,7 @@ class ModelFolder:
             return *_read_facts(folder, about), *_read_tensors(folder, model)
 
         facts, about, header, tensors = _read_together(folder, read)
-        bound = facts.pop(MODEL_HASH, None), header.get(FACTS_HASH)
-        if bound != (None, None) and bound != (header["sha256"], _digest(facts)):
+        if (facts.pop(MODEL_HASH, None), header.get(FACTS_HASH)) != (header["sha256"], _digest(facts)):
             raise InputError(
                 f"{folder}: {ABOUT} and {MODEL} belong to different models; copy both files of one model, or train again"
             )
@@ -112,11 +109,6 @@ class ModelFolder:
         remarks = []
         if about.version != __version__:
             remarks.append(f"{folder} was written by bayesify {about.version}; this is bayesify {__version__}.")
-        if bound == (None, None):
-            remarks.append(
-                f"{folder} was written by a version that stored no checksums, so bayesify cannot verify that {ABOUT} "
-                f"and {MODEL} belong together."
-            )
         return cls(estimator, about, tuple(remarks))
 
 
@@ -137,18 +129,14 @@ def read_kept_rows(folder: Path, about: About) -> DataFrame | None:
     if not about.rows_sha256:
         return None
 
-    def read(*paths: Path) -> DataFrame:
-        for path in paths:
-            if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == about.rows_sha256:
-                return unpack_rows(path.read_bytes()) if path.name == ROWS else _read_old_rows(path, about)
-        raise InputError(f"{folder / ROWS}: the file is missing or belongs to another model; train again on all rows")
+    def read(path: Path) -> DataFrame:
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != about.rows_sha256:
+            raise InputError(
+                f"{folder / ROWS}: the file is missing or belongs to another model; train again on all rows"
+            )
+        return unpack_rows(path.read_bytes())
 
-    return read_together(folder, (ROWS, OLD_ROWS), read)
-
-
-def _read_old_rows(path: Path, about: About) -> DataFrame:
-    texts = [column.name for column in (*about.columns, about.target_column) if column.kind == "text"]
-    return read_table(path, Reading(missing=about.missing, texts=texts, encoding="utf-8"))[0]
+    return read_together(folder, (ROWS,), read)
 
 
 def _read_together(folder: Path, read: Callable[[Path, Path], T]) -> T:
@@ -199,3 +187,40 @@ def _read_tensors(folder: Path, path: Path) -> tuple[dict[str, Any], dict[str, A
 def _digest(facts: Mapping[str, Any]) -> str:
     """A checksum of plain data, which does not depend on the order of entries."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def pack_rows(frame: DataFrame) -> bytes:
+    """Rows as compressed JSON with one list per line: first the column names, then the cells of each row.
+
+    Every cell is read back exactly, even a text that looks empty or looks like a number. Empty cells are stored as `null`, and
+    dates and other objects as texts.
+    """
+    columns = [_cells(frame[name]) for name in frame.columns]
+    lines = [list(map(str, frame.columns)), *zip(*columns, strict=True)]
+    return gzip.compress("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode(), mtime=0)
+
+
+def unpack_rows(content: bytes) -> DataFrame:
+    """Rows from the result of `pack_rows`."""
+    import pandas
+
+    names, *rows = (json.loads(line) for line in gzip.decompress(content).decode().split("\n")[:-1])
+    cells = zip(*rows, strict=True) if rows else ([] for _ in names)
+    filled = [
+        [math.nan if cell is None else cell for cell in column] for column in cells
+    ]  # as in tables that are read from files
+    return pandas.DataFrame({name: pandas.Series(column) for name, column in zip(names, filled, strict=True)})
+
+
+def _cells(column: Series) -> list[Any]:
+    from pandas.api import types
+
+    empty = column.isna().tolist()
+    cells = column.astype(str).tolist() if types.is_datetime64_any_dtype(column.dtype) else column.tolist()
+    return [None if gap else _plain(cell) for gap, cell in zip(empty, cells, strict=True)]
+
+
+def _plain(cell: Any) -> Any:
+    """A cell as a number, a truth value or a text."""
+    found = cell.item() if hasattr(cell, "item") else cell
+    return found if isinstance(found, (bool, int, float, str)) else str(found)

@@ -161,7 +161,10 @@ class _Predicted:
 
     def add(self, frame: DataFrame, remarks: Sequence[str]) -> dict[str, Sequence[Any]]:
         """Predict one more part, and return the file's columns for this part."""
-        self.notes |= dict.fromkeys((*remarks, *_others(self._model, frame)))
+        about = self._model.about
+        known = {column.name for column in about.columns} | {about.target, *about.identifiers}
+        others = (f"Column {name!r} is not used." for name in frame.columns if name not in known)
+        self.notes |= dict.fromkeys((*remarks, *others))
         inputs, found = _fitting(self._model, frame)
         self._warnings |= dict.fromkeys(found)
         for name, (count, text) in _unseen(self._model, frame).items():
@@ -176,7 +179,7 @@ class _Predicted:
         self._num_unusual += sum(columns["unusual"])
         self._scores += part
         self._drift.add(inputs)
-        return _keys(self._model.about, frame, columns) | columns
+        return _keys(about, frame, columns) | columns
 
     def outcome(self) -> Outcome:
         """Summary of all parts."""
@@ -330,11 +333,6 @@ def _unseen(model: ModelFolder, frame: DataFrame) -> dict[str, tuple[int, str]]:
             if len(strange):
                 found[name] = len(strange), strange.iloc[0]
     return found
-
-
-def _others(model: ModelFolder, frame: DataFrame) -> list[str]:
-    known = {column.name for column in model.about.columns} | {model.about.target, *model.about.identifiers}
-    return [f"Column {name!r} is not used." for name in frame.columns if name not in known]
 
 
 def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from bayesify.serving.about import About
 from bayesify.serving.fitting import fingerprint, fit_table, read_rows
-from bayesify.serving.folder import ModelFolder, read_kept_rows
-from bayesify.serving.kept_rows import pack_rows, unpack_rows
+from bayesify.serving.folder import ModelFolder, pack_rows, read_kept_rows, unpack_rows
 from bayesify.tables.columns import kind_of
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading
