@@ -1,12 +1,13 @@
 # %% [markdown]
 # # A Bayesian LoRA adapter
 #
-# A low-rank adapter that is trained on few examples is overconfident on new ones.
-# `bayesianize_lora` puts a posterior over the adapter's matrices A and B and leaves
-# the base model alone. It finds the matrices by their names, `lora_A` and `lora_B`, so
-# it works with adapters of [peft](https://huggingface.co/docs/peft) and with your own.
-# This notebook defines its own adapter. Its base model is a small transformer that
-# reads scikit-learn's digits row by row, so nothing has to be downloaded.
+# A low-rank adapter that is trained on few examples is overconfident on new examples.
+# `bayesianize_lora` puts a posterior over the adapter's matrices A and B. It does not
+# change the base model. `bayesianize_lora` finds the matrices by their names, `lora_A`
+# and `lora_B`. It works with adapters of [peft](https://huggingface.co/docs/peft) and
+# with your own. This notebook defines its own adapter. The base model is a small
+# transformer that reads scikit-learn's digits row by row, so nothing has to be
+# downloaded.
 
 # %%
 import torch
@@ -50,7 +51,7 @@ class Reader(nn.Module):
 # %% [markdown]
 # ## The base model
 #
-# It learns the digits 0 to 4. Then its weights are frozen.
+# The base model learns the digits 0 to 4. Then its weights are frozen.
 
 # %%
 base, known = Reader(), y < 5
@@ -66,7 +67,8 @@ base.requires_grad_(False)
 # %% [markdown]
 # ## A plain adapter
 #
-# Low-rank updates of four maps learn the digits 5 to 9 from 60 labeled images.
+# The adapter has low-rank updates of four linear maps. It learns the digits 5 to 9 from
+# 60 labeled images.
 
 
 # %%
@@ -99,8 +101,8 @@ bayesify.fit(plain, train, epochs=60, learning_rate=1e-2, kl_weight=0.0, **optio
 # ## A posterior over the adapter
 #
 # The posterior starts at the trained adapter. A `kl_weight` below 1 is usual for
-# adapters, which have more weights than few examples can determine. Choose it by
-# the NLL of held-out examples.
+# adapters, because a few examples cannot determine all their weights. Choose
+# `kl_weight` by the NLL of held-out examples.
 
 # %%
 bnn = bayesianize_lora(plain.mean_network(), "inducing")
@@ -117,8 +119,8 @@ assert nll["Bayesian adapter"] < nll["plain adapter"]
 # %% [markdown]
 # ## Confidence against accuracy
 #
-# On the dashed line, accuracy equals confidence. Below the line, a
-# prediction is overconfident.
+# On the dashed line, accuracy equals confidence. Predictions below the line are
+# overconfident.
 
 # %%
 figure, axes = plt.subplots(figsize=(4.5, 4))

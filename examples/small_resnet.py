@@ -2,8 +2,9 @@
 # # A small ResNet that knows when it guesses
 #
 # This notebook trains a small residual network on the 8 x 8 digits that ship with
-# scikit-learn. `Laplace` then puts a posterior over its last layer, without further
-# training. At the end the network sees digits that lie on their side.
+# scikit-learn. `Laplace` then puts a posterior over the last layer of the network,
+# without further training. At the end, the network predicts digits that lie on their
+# side.
 
 # %%
 import torch
@@ -26,7 +27,8 @@ loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=50, shuffle=Tr
 # %% [markdown]
 # ## The network
 #
-# An ordinary module: two residual blocks with batch normalization, 16 channels.
+# The network is an ordinary module. It has two residual blocks with batch normalization
+# and 16 channels.
 
 
 # %%
@@ -63,8 +65,8 @@ net.eval()
 # %% [markdown]
 # ## A posterior over the last layer
 #
-# `fit` reads the training data once. The predicted class of an image hardly changes;
-# its probability does.
+# `Laplace.fit` reads the training data once. The predicted class of an image hardly
+# ever changes, but the probability of this class does.
 
 # %%
 laplace = bayesify.Laplace(net, likelihoods.Categorical(), subset="last_layer")
@@ -77,9 +79,9 @@ assert scores["accuracy"] > 0.9
 # %% [markdown]
 # ## Digits on their side
 #
-# Most rotated digits are no longer digits, and no answer is right. The entropy of the
-# prediction separates rotated from upright digits, so you can refuse to answer above a
-# threshold.
+# Most rotated digits are no longer digits, so no predicted class is right. The entropy
+# of the prediction separates rotated from upright digits. You can therefore reject
+# predictions with an entropy above a threshold.
 
 # %%
 rotated = laplace.predict(x[test].rot90(dims=(2, 3)))

@@ -3,7 +3,7 @@
 #
 # The diabetes data of scikit-learn contain ten measurements of 442 patients, and the
 # progression of the disease after a year. `BayesianRegressor` takes the data frame as
-# it is, chooses a distribution for the target and calibrates its intervals on rows
+# it is, and chooses a distribution for the target. It calibrates its intervals on rows
 # that it holds out.
 
 # %%
@@ -21,7 +21,8 @@ print(train.head(3))
 # %% [markdown]
 # ## Train and predict
 #
-# You need not choose any argument. `choices_` shows what was chosen on held-out rows.
+# You need not choose any argument. `choices_` shows the settings that the estimator
+# chose on held-out rows.
 
 # %%
 model = BayesianRegressor(random_state=0).fit(train, y_train)
@@ -61,7 +62,7 @@ for row in range(2):
 # ## Rows unlike the training rows
 #
 # Suppose that somebody entered the body mass index in the wrong unit. `unusual` flags
-# the rows before anybody relies on their intervals.
+# these rows before anybody relies on their intervals.
 
 # %%
 wrong = test[:2].assign(bmi=test["bmi"][:2] * 100)

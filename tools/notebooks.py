@@ -114,8 +114,9 @@ def page(name: str, found: list[Cell]) -> str:
             parts.append(f"![Picture {count} of the notebook]({stem}-{count}.png)")
     title, rest = parts[0].split("\n\n", 1)
     told = (
-        f"*For anyone who learns from a whole program. It runs in less than a minute on two CPU cores:* [notebook]({stem}.ipynb),"
-        f" the same as `examples/{name}.py` (`python -m tools.notebooks` runs it again)."
+        "*For anyone who learns from a whole program. This program runs in less than a minute on two CPU cores.*"
+        f" This page shows [the notebook]({stem}.ipynb), whose code is `examples/{name}.py`."
+        " `python -m tools.notebooks` runs it again."
     )
     return "\n\n".join([title, told, rest, *parts[1:]]) + "\n"
 
