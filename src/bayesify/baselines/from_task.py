@@ -73,20 +73,25 @@ def natural_gradient_fit(
     return fit_natural
 
 
+def _all_rows(task: TrainingTask) -> dict[str, Any]:
+    batches = task.batches()
+    x, y = (torch.cat([getattr(batch, name) for batch in batches]) for name in ("x", "y"))
+    weighted = batches[0].weights is not None
+    return {"x": x, "y": y, "example_weights": torch.cat([batch.counts for batch in batches]) if weighted else None}
+
+
 def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
     """Run a chain of `nuts` with one step per epoch. Before these steps, the chain takes the same number of warm-up steps.
 
     A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps only gives a first impression. Each of its steps uses an eighth of the
     usual number of gradients.
     """
-    epochs, batches = task.epochs, task.batches()
+    epochs, rows = task.epochs, _all_rows(task)
     bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)
     kept = max(1, min(num_draws, epochs))
     draws = nuts(
         bnn,
-        torch.cat([batch.x for batch in batches]),
-        torch.cat([batch.y for batch in batches]),
-        example_weights=torch.cat([batch.counts for batch in batches]) if batches[0].weights is not None else None,
+        **rows,
         num_draws=kept,
         num_warmup=max(1, epochs),
         thin=max(1, epochs // kept),
@@ -103,16 +108,14 @@ def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int =
     `MIN_FULL_CHAIN_STEPS` trajectories only give a first impression; their trajectories have at most `SHORT_TRAJECTORY_STEPS`
     steps.
     """
-    epochs, batches = task.epochs, task.batches()
+    epochs, rows = task.epochs, _all_rows(task)
     with own_generators(seed=task.seed):
         bnn = bayesianize(task.net, Ensemble(members), likelihood=task.likelihood, prior=task.prior)
     search_point(bnn, task.loader, num_data=task.num_data, epochs=epochs, seed=task.seed)
     kept = max(1, min(num_draws // members, epochs))
     return microcanonical(
         bnn,
-        torch.cat([batch.x for batch in batches]),
-        torch.cat([batch.y for batch in batches]),
-        example_weights=torch.cat([batch.counts for batch in batches]) if batches[0].weights is not None else None,
+        **rows,
         num_draws=kept,
         num_warmup=max(3, epochs // 2),
         thin=max(1, epochs // kept),

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.arguments.checks import Count, DataCount, Inputs, Positive, Probability, checked
-from bayesify.baselines.natural_gradient import FIT_OPTIONS, NaturalGradient, TrainerUpdate, check_mean_field
+from bayesify.arguments.checks import Count, DataCount, Positive, Probability, checked
+from bayesify.baselines.natural_gradient import FIT_OPTIONS, NaturalGradient, TrainerUpdate
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.mean_field import MeanField
+from bayesify.predictor import Batch
 from bayesify.training.arguments import Steps
 from bayesify.training.batches import count_batches
 from bayesify.training.optimizers import make_optimizer
@@ -93,16 +93,7 @@ class IVON(NaturalGradient):
         kl_weight: Positive = 1.0,
         point_learning_rate: Positive = 1e-3,
     ) -> None:
-        super().__init__(
-            bnn,
-            num_data=num_data,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            decay=decay,
-            num_draws=num_draws,
-            kl_weight=kl_weight,
-            point_learning_rate=point_learning_rate,
-        )
+        super().__init__(bnn, num_data, learning_rate, momentum, decay, num_draws, kl_weight, point_learning_rate)
         self.init_curvature, self.clip = init_curvature, clip
         self._pairs = {
             name: (mean, part.raw_std[name])
@@ -121,25 +112,16 @@ class IVON(NaturalGradient):
             clip=clip,
         )
 
-    def check_posterior(self, part: Posterior) -> None:
-        """Raise `ValueError` for posteriors with `max_std`, with `units="prior"` or with pruned weights."""
-        check_mean_field(type(self).__name__, part)
-
-    @checked
-    def step(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        example_weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        learning_rate: Positive | None = None,
-    ) -> float:
-        """See `NaturalGradient`."""
+    def _step(self, batch: Batch, generator: torch.Generator | None, learning_rate: float | None) -> float:
         self._begin()
         assert self.num_data is not None
         data, kl = self.bnn.elbo_terms(
-            x, y, num_data=self.num_data, num_draws=self.num_draws, example_weights=example_weights, generator=generator
+            batch.x,
+            batch.y,
+            num_data=self.num_data,
+            num_draws=self.num_draws,
+            example_weights=batch.weights,
+            generator=generator,
         )
         loss = (self.kl_weight * kl.mean() - data.mean()) / self.num_data
         named = {f"mean of {name}": mean for name, (mean, _) in self._pairs.items()}
@@ -173,12 +155,8 @@ class IVON(NaturalGradient):
         """See `NaturalGradient`. `fit` uses this trainer's optimizer, whose learning rates follow the schedule in every step."""
         self._begin()
         steps = options.get("steps", Steps())
-        given = {
-            "update": update,
-            "optimizer": self.optimizer,
-            "num_draws": self.num_draws,
-            "kl_weight": self.kl_weight,
-        }
+        chosen = {"num_draws": self.num_draws, "kl_weight": self.kl_weight}
+        given = {"update": update, "optimizer": self.optimizer, **chosen}
         if update.schedule is not None:
             batches = count_batches(loader)
             if batches is None:
@@ -286,7 +264,10 @@ class CurvatureDescent(torch.optim.Optimizer):
     ) -> None:
         """Apply the formula of `IVON`; `decays` are the values of delta."""
         (momentum, decay), total, rate = group["betas"], self.effective_data, group["lr"]
-        averages, steps = self._moments(means)
+        for mean in means:
+            if not self.state[mean]:
+                self.state[mean] = {"step": mean.new_zeros(()), "momentum": torch.zeros_like(mean)}
+        averages, steps = ([self.state[mean][key] for mean in means] for key in ("momentum", "step"))
         given = [value.grad for value in (*means, *log_stds) if value.grad is not None]
         gradients = list(torch._foreach_add(given[: len(means)], torch._foreach_mul(means, decays), alpha=-1))
         growth = list(torch._foreach_mul(given[len(means) :], (1 - decay) * total))  # a
@@ -313,10 +294,3 @@ class CurvatureDescent(torch.optim.Optimizer):
             torch._foreach_clamp_max_(ways, group["clip"])
         torch._foreach_mul_(ways, rate)
         torch._foreach_sub_(means, ways)
-
-    def _moments(self, means: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Moving averages of the gradients, and the number of steps in each average, on the device of the means."""
-        for mean in means:
-            if not self.state[mean]:
-                self.state[mean] = {"step": mean.new_zeros(()), "momentum": torch.zeros_like(mean)}
-        return [self.state[mean]["momentum"] for mean in means], [self.state[mean]["step"] for mean in means]

@@ -96,7 +96,7 @@ class Microcanonical:
                 f"microcanonical: the network has only {self.size} weight; give a network with at least 2 weights"
             )
         self.step, self.length = INIT_STEP_SIZE * math.sqrt(self.size), math.sqrt(self.size)
-        self.direction = self._fresh_direction()
+        self.direction = F.normalize(self._normal())
         self.log_density, self.gradient = self.slope(self.position)
         self.sums = scale.new_zeros(3, chains)  # trajectories, squared energy errors, acceptance probabilities
 
@@ -141,14 +141,6 @@ class Microcanonical:
             self.position.shape, generator=self.generator, dtype=self.scale.dtype, device=self.scale.device
         )
 
-    def _fresh_direction(self) -> Tensor:
-        return F.normalize(self._normal())
-
-    def _refresh(self) -> None:
-        """Add noise to the directions, so that chains forget them after the length L."""
-        noise = math.sqrt(math.expm1(2 * self.step / self.length) / self.size)
-        self.direction = F.normalize(self.direction + noise * self._normal())
-
     @torch.no_grad()
     def advance(self, mean_steps: float | None = None) -> Tensor:
         """Run one trajectory of each chain, accept or reject it, and add its errors to `sums`.
@@ -164,12 +156,13 @@ class Microcanonical:
         jitter = 0.5 + float(torch.rand((), generator=self.generator, device=self.scale.device))
         start = self.position, self.log_density, self.gradient
         if self.adjust:
-            self.direction = self._fresh_direction()
+            self.direction = F.normalize(self._normal())
         steps = max(1, round(jitter * mean_steps))
         total, squares = torch.zeros_like(self.log_density), torch.zeros_like(self.log_density)
         for index in range(steps):
-            if index and not self.adjust:
-                self._refresh()
+            if index and not self.adjust:  # add noise, so that chains forget their directions after the length L
+                noise = math.sqrt(math.expm1(2 * self.step / self.length) / self.size)
+                self.direction = F.normalize(self.direction + noise * self._normal())
             error = self._move()
             total, squares = total + error, squares + error.square()
         valid = total.isfinite() & (total.abs() < MAX_ENERGY_ERROR) & self.position.isfinite().all(1)
@@ -179,7 +172,7 @@ class Microcanonical:
         self.position = torch.where(taken.unsqueeze(1), self.position, start[0])
         self.gradient = torch.where(taken.unsqueeze(1), self.gradient, start[2])
         self.log_density = torch.where(taken, self.log_density, start[1])
-        self.direction = torch.where(valid.unsqueeze(1), self.direction, self._fresh_direction())
+        self.direction = torch.where(valid.unsqueeze(1), self.direction, F.normalize(self._normal()))
         found = torch.where(valid, total.square() if self.adjust else squares / steps, MAX_ENERGY_ERROR)
         self.sums += torch.stack((torch.ones_like(found), found, chance if self.adjust else valid.to(found)))
         return found
@@ -314,12 +307,8 @@ def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Micr
         ValueError: If there is no likelihood, or the prior is hierarchical.
     """
     likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
-    members = {
-        name: value.detach()
-        for part in bnn.posteriors
-        if isinstance(part, Ensemble)
-        for name, value in part.value.items()
-    }
+    parts = [part.value for part in bnn.posteriors if isinstance(part, Ensemble)]
+    members = {name: value.detach() for part in parts for name, value in part.items()}
     plain = bnn.mean_network()
     model = bayesianize(plain, Point(), likelihood=likelihood, prior=bnn.prior, output=bnn.output)
     if {name for part in model.posteriors for name in part.sizes()} != set(members):
@@ -334,9 +323,8 @@ def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Micr
     with torch.no_grad():
         for value, member in zip(values, members.values(), strict=True):
             value.copy_(member)
-    scales = [
-        value.new_full((value[0].numel(),), float(std[name])) for name, value in zip(members, values, strict=True)
-    ]
+    sizes = {name: value[0].numel() for name, value in members.items()}
+    scales = [values[0].new_full((size,), float(std[name])) for name, size in sizes.items()]
     shapes = {name: tuple(value.shape[1:]) for name, value in members.items()}
     return Microcanonical(stack, values, batch, torch.cat(scales), **options), shapes
 

@@ -54,7 +54,6 @@ class NaturalGradient(ABC):
     def __init__(
         self,
         bnn: BayesianNetwork,
-        *,
         num_data: int | None,
         learning_rate: float,
         momentum: float,
@@ -69,7 +68,8 @@ class NaturalGradient(ABC):
                 raise TypeError(
                     f"{owner}: the posterior is {type(part).__name__}; make the network with {self.family.__name__}()"
                 )
-            self.check_posterior(part)
+            if isinstance(part, MeanField):
+                _check_mean_field(owner, part)
         self.likelihood = bnn.require_likelihood(owner)
         prior = bnn.prior.typical().require_fixed(owner)
         self.prior_precision = {name: 1 / float(value) ** 2 for name, value in prior.std.items()}
@@ -83,10 +83,7 @@ class NaturalGradient(ABC):
             if parameter.requires_grad
         ]
 
-    def check_posterior(self, part: Posterior) -> None:  # noqa: B027 (most have no limits)
-        """Raise `ValueError` if the steps do not support the settings of the posterior."""
-
-    @abstractmethod
+    @checked
     def step(
         self,
         x: Inputs,
@@ -112,6 +109,11 @@ class NaturalGradient(ABC):
             ValueError: If N is unknown, inputs do not fit the network, or the loss is not finite. In these cases nothing
                 changes.
         """
+        return self._step(Batch(x, y, example_weights), generator, learning_rate)
+
+    @abstractmethod
+    def _step(self, batch: Batch, generator: torch.Generator | None, learning_rate: float | None) -> float:
+        """`step`, after the arguments were checked."""
 
     @abstractmethod
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +182,7 @@ class TrainerUpdate(Update):
     """Identity of a training run: the trainer's arguments, the number of epochs, and the schedule of the learning rate."""
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
-        self.trainer, self.epochs, self.schedule = trainer, epochs, schedule
+        self.trainer, self.epochs, self.schedule, self.rate = trainer, epochs, schedule, trainer.learning_rate
 
     def identity(self) -> dict[str, Any]:
         """See `Update`."""
@@ -219,16 +221,7 @@ class LayerwiseTrainer(NaturalGradient):
         kl_weight: Positive = 1.0,
         point_learning_rate: Positive = 1e-3,
     ) -> None:
-        super().__init__(
-            bnn,
-            num_data=num_data,
-            learning_rate=learning_rate,
-            momentum=momentum,
-            decay=decay,
-            num_draws=num_draws,
-            kl_weight=kl_weight,
-            point_learning_rate=point_learning_rate,
-        )
+        super().__init__(bnn, num_data, learning_rate, momentum, decay, num_draws, kl_weight, point_learning_rate)
         self.damping, self.antithetic = damping, antithetic
         self.steps, self.mean_weight = 0, 1.0
         self.moments: dict[str, dict[str, Tensor]] = {}
@@ -241,19 +234,9 @@ class LayerwiseTrainer(NaturalGradient):
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    @checked
-    def step(
-        self,
-        x: Inputs,
-        y: Tensor,
-        *,
-        example_weights: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        learning_rate: Positive | None = None,
-    ) -> float:
-        """See `NaturalGradient`."""
+    def _step(self, batch: Batch, generator: torch.Generator | None, learning_rate: float | None) -> float:
         _ = self.effective_data  # raises if N is unknown
-        args, kwargs = checked_inputs(x)
+        example_weights = batch.weights
         with torch.no_grad():
             draws = self.bnn.draw(self.num_draws, generator=generator, antithetic=self.antithetic)
         rate = self.learning_rate if learning_rate is None else learning_rate
@@ -265,7 +248,7 @@ class LayerwiseTrainer(NaturalGradient):
         points = {f"point estimate {number}": point for number, point in named if point.requires_grad}
         total = 0.0
         for weights in each(draws.weights):
-            seen, loss, examples = self._run(weights, args, kwargs, y, example_weights)
+            seen, loss, examples = self._run(weights, batch)
             factor = 1 / (examples * self.num_draws)
             grads = seen.pull(loss, list(points.values()), example_weights)
             for name, grad in zip(seen.weights, grads, strict=False):
@@ -277,7 +260,12 @@ class LayerwiseTrainer(NaturalGradient):
                 for name, value in values.items():
                     _add(gathered.setdefault(kind, {}), name, value, 1 / self.num_draws, value)
             total += float(loss.detach()) * factor
-        self._check_finite(gradient, moved, *gathered.values())
+        odd = find_not_finite([pair for values in (gradient, moved, *gathered.values()) for pair in values.items()])
+        if odd is not None:
+            raise ValueError(
+                f"{type(self).__name__}: the gradient or curvature of {odd} is not finite, so the step was not taken; lower "
+                "the learning rate, or check the network for a root of 0, a logarithm of 0, or a division by 0"
+            )
         self._change(gradient, gathered, rate, 1.0 if example_weights is None else float(example_weights.mean()))
         if self._optimizer is not None:
             for name, point in points.items():
@@ -286,35 +274,20 @@ class LayerwiseTrainer(NaturalGradient):
             self._optimizer.zero_grad()
         return total
 
-    def _run(
-        self,
-        weights: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        y: Tensor,
-        example_weights: Tensor | None,
-    ) -> tuple[LayerPass, Tensor, int]:
-        """Run a pass with one draw; return the pass, the negative log-likelihood summed over examples, and the number of examples
-        B."""
+    def _run(self, weights: Mapping[str, Tensor], batch: Batch) -> tuple[LayerPass, Tensor, int]:
+        """Run a pass with one draw; return it, the negative log-likelihood summed over examples, and the number of examples."""
+        args, kwargs = checked_inputs(batch.x)
         with explain_shape_errors(args, kwargs):
             seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
         with torch.enable_grad():
-            log_prob = self.likelihood.objective(seen.outputs, y, has_draws=False)
-            if example_weights is not None:
-                check_example_weights(example_weights, len(log_prob))
-                log_prob = log_prob * example_weights
+            log_prob = self.likelihood.objective(seen.outputs, batch.y, has_draws=False)
+            if batch.weights is not None:
+                check_example_weights(batch.weights, len(log_prob))
+                log_prob = log_prob * batch.weights
             loss = -log_prob.sum()
         if not bool(torch.isfinite(loss)):
             raise ValueError(f"{type(self).__name__}: the loss is {loss.item()}; lower the learning rate")
         return seen, loss, len(log_prob)
-
-    def _check_finite(self, *found: Mapping[str, Tensor]) -> None:
-        name = find_not_finite([pair for values in found for pair in values.items()])
-        if name is not None:
-            raise ValueError(
-                f"{type(self).__name__}: the gradient or curvature of {name} is not finite, so the step was not taken; lower "
-                "the learning rate, or check the network for a root of 0, a logarithm of 0, or a division by 0"
-            )
 
     @torch.no_grad()
     def _change(
@@ -399,11 +372,8 @@ class LayerwiseTrainer(NaturalGradient):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         device = next(self.bnn.posteriors.parameters()).device
-        moments = dict(state["moments"])
-        if "squares" in moments:  # earlier checkpoints use this name
-            moments["second_moments"] = moments.pop("squares")
-        self.moments = pytree.tree_map(lambda value: value.to(device), moments)
-        self.steps, self.mean_weight = state["steps"], state.get("mean_weight", 1.0)
+        self.moments = pytree.tree_map(lambda value: value.to(device), state["moments"])
+        self.steps, self.mean_weight = state["steps"], state["mean_weight"]
         if self._optimizer is not None:
             self._optimizer.load_state_dict(state["points"])
 
@@ -412,10 +382,6 @@ class _LayerwiseSteps(TrainerUpdate):
     """Adapter with which `fit` calls the `step` of a trainer."""
 
     takes_steps = True
-
-    def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
-        super().__init__(trainer, epochs, schedule)
-        self.rate = trainer.learning_rate
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
         self.rate = self.trainer.learning_rate * (1.0 if self.schedule is None else self.schedule(share))
@@ -440,9 +406,8 @@ def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float
     into[name] = into[name] + term if name in into else term
 
 
-def check_mean_field(owner: str, part: Posterior) -> None:
-    """Raise `ValueError` unless the parameters of a `MeanField` are the plain means and log standard deviations of all weights."""
-    assert isinstance(part, MeanField)
+def _check_mean_field(owner: str, part: MeanField) -> None:
+    """Raise `ValueError` unless the parameters are the plain means and log standard deviations of all weights."""
     if part.max_std is not None:
         raise ValueError(
             f"{owner}: max_std={part.max_std} is not supported; omit max_std, because the prior already bounds "

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass, general_squares
-from bayesify.baselines.natural_gradient import LayerwiseTrainer, check_mean_field
+from bayesify.baselines.natural_gradient import LayerwiseTrainer
 from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
-from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.mean_field import MeanField
 
 
@@ -62,10 +61,6 @@ class VOGN(LayerwiseTrainer):
     """
 
     family = MeanField
-
-    def check_posterior(self, part: Posterior) -> None:
-        """Raise `ValueError` for posteriors with `max_std`, with `units="prior"` or with pruned weights."""
-        check_mean_field(type(self).__name__, part)
 
     def curvature(
         self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
