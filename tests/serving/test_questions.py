@@ -2,6 +2,8 @@
 
 import csv
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pandas
@@ -124,6 +126,19 @@ def test_bad_questions_say_what_is_wrong(predict, target, options, words):
     done, _ = predict(target, table(1, 30), *options)
     assert done.exit_code == 2
     assert words in re.sub(r"\s+", " ", done.output)
+
+
+def test_wrong_options_are_refused_before_torch_is_imported(tmp_path):
+    """Importing torch takes seconds, and a typing error needs none of it."""
+    (tmp_path / "new.csv").write_text("area\n1\n")
+    code = (
+        "import sys\nfrom typer.testing import CliRunner\nfrom bayesify.cli import app\n"
+        "for options in (['--quantiles', '1.5'], ['--above', 'much'], ['--below', 'nan'], ['--level', '90']):\n"
+        f"    done = CliRunner().invoke(app, ['predict', {str(tmp_path)!r}, {str(tmp_path / 'new.csv')!r}, *options])\n"
+        "    assert done.exit_code == 2 and options[0] in done.output, done.output\n"
+        "    assert 'torch' not in sys.modules, options\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_file_of_costs_needs_every_class(tmp_path):

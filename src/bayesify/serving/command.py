@@ -239,13 +239,15 @@ def predict(
             if not path_given.exists() and str(path_given) != "-":
                 raise InputError(f"{path_given}: there is no such file or folder")
         reading = Reading(sheet, encoding, names_of(missing))
-        from bayesify.serving.folder import ModelFolder
-        from bayesify.serving.predicting import predict_table
-        from bayesify.serving.questions import Questions, number_of
+        from bayesify.serving.questions import Questions, check_level, number_of
 
         given = {"--quantiles": quantiles, "--above": above, "--below": below}
         numbers = [[number_of(option, text) for text in names_of(found)] for option, found in given.items()]
         asked = Questions(numbers[0], numbers[1], numbers[2], costs, explain)
+        check_level("--level", level)
+        from bayesify.serving.folder import ModelFolder  # after the options, because it imports torch
+        from bayesify.serving.predicting import predict_table
+
         model = ModelFolder.read(folder)
         for remark in model.remarks:
             say(errors, remark, soft_wrap=True)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from bayesify.arguments.suggestions import suggest
-from bayesify.predictive.regression import RegressionPredictive
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
 from bayesify.tables.targets import label_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bayesify.predictive.regression import RegressionPredictive
     from bayesify.serving.about import About
     from bayesify.sklearn.reasons import Explanation
 
@@ -139,14 +139,16 @@ class Questions:
 
     def about_numbers(self, found: RegressionPredictive) -> dict[str, np.ndarray]:
         """Mapping from column names to quantiles and probabilities of the rows of a regression, each [N]."""
+        from torch import full_like  # the command line checks its options before it imports torch
+
         columns: dict[str, Tensor] = {}
         if self.quantiles:
             every = found.quantile([float(level) for level in self.quantiles])
             columns |= {f"quantile_{level:g}": values for level, values in zip(self.quantiles, every, strict=True)}
         for limit in self.above:
-            columns[f"above_{limit:.15g}"] = _possible(1 - found.cdf(torch.full_like(found.mean, limit)))
+            columns[f"above_{limit:.15g}"] = _possible(1 - found.cdf(full_like(found.mean, limit)))
         for limit in self.below:
-            columns[f"below_{limit:.15g}"] = _possible(found.below(torch.full_like(found.mean, limit)))
+            columns[f"below_{limit:.15g}"] = _possible(found.below(full_like(found.mean, limit)))
         return {name: values.detach().double().numpy()[:, 0] for name, values in columns.items()}
 
 
