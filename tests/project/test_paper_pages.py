@@ -99,7 +99,7 @@ def test_numbers_in_sentences_are_those_of_the_files():
         f"is {last['fsvi-1']['nll']:.2f} (maximum a posteriori: {last['map-1-0']['nll']:.2f})" in text["function-space"]
     )
     early = json.loads((ROOT / "papers/results/function_space/cifar10_mfvi.json").read_text())["last_epoch"]["mfvi-1"]
-    assert f"it stopped after {early['epoch']} epochs." in text["function-space"]
+    assert f"Training stopped after {early['epoch']} epochs." in text["function-space"]
     assert f"its KL of {early['kl'] / 1e6:.1f} million nats" in text["function-space"]
     for title, words in (
         ("Diag-Laplace", "Our diagonal posterior meets or exceeds the paper's in {} of 52 cells ({} agree)"),
