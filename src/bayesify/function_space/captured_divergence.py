@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from bayesify.maths.pieces import Found, with_gradients
 from bayesify.running.cuda_graphs import Captured, Captures, side_stream, watch_waits
 
 Part = Callable[[Any, Sequence[Tensor]], Tensor]
-Found = tuple[Tensor, dict[int, Tensor]]
-"""A value, and its gradients by the index of the given tensor."""
 
 
 class DivergenceCapture:
@@ -37,7 +36,12 @@ class DivergenceCapture:
         captured = self.captures.find("divergence", state, lambda: _capture(part, inputs, given))
         if captured is None:
             return part(inputs, given)
-        return replay(captured, leaves, *given)
+
+        def replay(given: Sequence[Tensor], wanted: Sequence[int]) -> Found:
+            value, slopes = captured.replay([*leaves, *given])
+            return value.clone(), {place: slope.clone() for place, slope in slopes.items()}
+
+        return with_gradients(replay, *given)
 
     def _suits(self, leaves: Sequence[Any], given: Sequence[Tensor]) -> bool:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -74,23 +78,3 @@ def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found
     if waits:
         raise RuntimeError(f"the function waits for the GPU: {waits[0]}")
     return Captured(run, [*own_leaves, *own])
-
-
-class _Replay(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, captured: Captured[Found], leaves: Sequence[Tensor], *given: Tensor) -> Tensor:
-        value, slopes = captured.replay([*leaves, *given])
-        ctx.places, ctx.count = list(slopes), len(given)
-        ctx.save_for_backward(*(slope.clone() for slope in slopes.values()))
-        return value.clone()
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        found: list[Tensor | None] = [None] * ctx.count
-        for place, slope in zip(ctx.places, torch._foreach_mul(ctx.saved_tensors, grad), strict=True):
-            found[place] = slope
-        return None, None, *found
-
-
-replay: Callable[..., Tensor] = _Replay.apply
