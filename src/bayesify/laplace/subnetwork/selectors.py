@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from numbers import Integral
-from operator import methodcaller
 from random import Random
 from typing import Any, TypedDict
 
@@ -167,28 +166,34 @@ def _at_random(candidates: Candidates, count: int, seed: int) -> Tensor:
     return free[Random(seed).sample(range(len(free)), count)]
 
 
-class _Whole(Selector):
-    """Selector of whole weights. `find` is a function that returns their names for given candidates."""
+class _Entries(Selector):
+    """Selector of given entries. `find` is a function that returns their indices for given candidates."""
 
-    def __init__(self, find: Callable[[Candidates], Collection[str]]) -> None:
+    def __init__(self, find: Callable[[Candidates], Tensor]) -> None:
         self.find = find
 
     def count(self, candidates: Candidates) -> int:
-        if len(candidates.fixed):
-            return len(self.select(candidates))
-        names = self.find(candidates)
-        return sum(weight.numel for name, weight in candidates.weights.items() if name in names)
+        return len(self.select(candidates))
 
     def select(self, candidates: Candidates) -> Tensor:
-        names, parts, start = self.find(candidates), [], 0
-        for name, weight in candidates.weights.items():
-            if name in names:
-                parts.append(torch.arange(start, start + weight.numel))
-            start += weight.numel
-        return candidates.without_fixed(torch.cat(parts))
+        return candidates.without_fixed(self.find(candidates))
 
 
-def _named(candidates: Candidates, names: Sequence[str]) -> Collection[str]:
+def _of_weights(candidates: Candidates, names: Collection[str]) -> Tensor:
+    """Indices of all entries of some weights."""
+    parts, start = [], 0
+    for name, weight in candidates.weights.items():
+        if name in names:
+            parts.append(torch.arange(start, start + weight.numel))
+        start += weight.numel
+    return torch.cat(parts)
+
+
+def _last(candidates: Candidates) -> Tensor:
+    return _of_weights(candidates, candidates.last())
+
+
+def _named(candidates: Candidates, names: Sequence[str]) -> Tensor:
     chosen: set[str] = set()
     for name in names:
         if any(sign in name for sign in "*?["):
@@ -208,79 +213,51 @@ def _named(candidates: Candidates, names: Sequence[str]) -> Collection[str]:
             raise ValueError(
                 f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
             )
-    return chosen
+    return _of_weights(candidates, chosen)
 
 
-class _Indices(Selector):
-    def __init__(self, indices: Tensor | Sequence[int]) -> None:
-        found = torch.as_tensor(indices)
-        if found.numel() == 0:
-            raise ValueError("subnetwork.from_indices: indices are empty; give at least one index")
-        if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
+def _indexed(candidates: Candidates, indices: Tensor) -> Tensor:
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= candidates.total:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"subnetwork.from_indices: index {wrong} is out of range; the network has {candidates.total} trainable weights"
+        )
+    return indices
+
+
+def _masked(candidates: Candidates, mask: dict[str, Tensor] | Tensor) -> Tensor:
+    if isinstance(mask, Tensor):
+        flat = mask.reshape(-1).cpu().clone()
+        if flat.numel() != candidates.total:
             raise ValueError(
-                "subnetwork.from_indices: indices are not a list of integers; give integers, or use from_mask for a mask"
+                f"subnetwork.from_mask: the mask has {flat.numel()} entries, but the network has {candidates.total} trainable "
+                "weights; give one entry per weight"
             )
-        if len(found.unique()) != len(found):
-            raise ValueError("subnetwork.from_indices: an index appears twice; give each index once")
-        self.indices = found.long().cpu()
-
-    def count(self, candidates: Candidates) -> int:
-        low, high = int(self.indices.min()), int(self.indices.max())
-        if low < 0 or high >= candidates.total:
-            wrong = low if low < 0 else high
-            raise ValueError(
-                f"subnetwork.from_indices: index {wrong} is out of range; the network has {candidates.total} trainable weights"
-            )
-        return len(candidates.without_fixed(self.indices))
-
-    def select(self, candidates: Candidates) -> Tensor:
-        self.count(candidates)
-        return candidates.without_fixed(self.indices)
-
-
-class _Mask(Selector):
-    def __init__(self, mask: Mapping[str, Any] | Any) -> None:
-        if isinstance(mask, Mapping):
-            self.mask: dict[str, Tensor] | Tensor = {str(key): as_mask(part) for key, part in mask.items()}
-        else:
-            self.mask = as_mask(mask)
-        parts = self.mask.values() if isinstance(self.mask, dict) else [self.mask]
-        if not any(bool(part.any()) for part in parts):
-            raise ValueError("subnetwork.from_mask: the mask selects no weight; set at least one entry to True")
-
-    def _flat(self, candidates: Candidates) -> Tensor:
-        if isinstance(self.mask, Tensor):
-            flat = self.mask.reshape(-1).bool().cpu().clone()
-            if flat.numel() != candidates.total:
+    else:
+        unknown = set(mask) - set(candidates.weights)
+        if unknown:
+            why = "is frozen" if min(unknown) in candidates.frozen else "is not a parameter of the network"
+            raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave this name out")
+        parts = []
+        for name, weight in candidates.weights.items():
+            part = mask.get(name, torch.zeros(weight.shape, dtype=torch.bool))
+            if part.shape != weight.shape:
                 raise ValueError(
-                    f"subnetwork.from_mask: the mask has {flat.numel()} entries, but the network has {candidates.total} trainable "
-                    "weights; give one entry per weight"
+                    f"subnetwork.from_mask: the mask of {name} has shape {tuple(part.shape)}; give the weight's shape "
+                    f"{tuple(weight.shape)}"
                 )
-        else:
-            unknown = set(self.mask) - set(candidates.weights)
-            if unknown:
-                why = "is frozen" if min(unknown) in candidates.frozen else "is not a parameter of the network"
-                raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave this name out")
-            parts = []
-            for name, weight in candidates.weights.items():
-                part = self.mask.get(name, torch.zeros(weight.shape, dtype=torch.bool))
-                if part.shape != weight.shape:
-                    raise ValueError(
-                        f"subnetwork.from_mask: the mask of {name} has shape {tuple(part.shape)}; give the weight's shape "
-                        f"{tuple(weight.shape)}"
-                    )
-                parts.append(part.reshape(-1).bool().cpu())
-            flat = torch.cat(parts)
-        flat[candidates.fixed] = False
-        if not bool(flat.any()):
-            raise ValueError("subnetwork.from_mask: the mask selects no weight; set at least one entry to True")
-        return flat
+            parts.append(part.reshape(-1).cpu())
+        flat = torch.cat(parts)
+    flat[candidates.fixed] = False
+    return _checked_mask(flat).nonzero().squeeze(-1)
 
-    def count(self, candidates: Candidates) -> int:
-        return int(self._flat(candidates).sum())
 
-    def select(self, candidates: Candidates) -> Tensor:
-        return self._flat(candidates).nonzero().squeeze(-1)
+def _checked_mask(*parts: Tensor) -> Tensor:
+    """The first mask. Raises `ValueError` if no mask has a true entry."""
+    if not any(bool(part.any()) for part in parts):
+        raise ValueError("subnetwork.from_mask: the mask selects no weight; set at least one entry to True")
+    return parts[0]
 
 
 def as_mask(values: Any) -> Tensor:
@@ -379,12 +356,12 @@ def largest_magnitude(size: Count | float) -> Selector:
 
 def last_layer() -> Selector:
     """All weights of the layer that runs last (the neural-linear model)."""
-    return _Whole(methodcaller("last"))
+    return _Entries(_last)
 
 
 def everything() -> Selector:
     """All trainable weights."""
-    return _Whole(partial(_named, names=["*"]))
+    return _Entries(partial(_named, names=["*"]))
 
 
 @checked
@@ -396,7 +373,16 @@ def from_indices(indices: Tensor | Sequence[int]) -> Selector:
     Args:
         indices: Distinct integers, in any order.
     """
-    return _Indices(indices)
+    found = torch.as_tensor(indices)
+    if found.numel() == 0:
+        raise ValueError("subnetwork.from_indices: indices are empty; give at least one index")
+    if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
+        raise ValueError(
+            "subnetwork.from_indices: indices are not a list of integers; give integers, or use from_mask for a mask"
+        )
+    if len(found.unique()) != len(found):
+        raise ValueError("subnetwork.from_indices: an index appears twice; give each index once")
+    return _Entries(partial(_indexed, indices=found.long().cpu()))
 
 
 @checked
@@ -411,7 +397,7 @@ def from_names(names: Sequence[str]) -> Selector:
             f"subnetwork.from_names: names={names!r} is not a list of names; give a list with at least "
             "one parameter's name"
         )
-    return _Whole(partial(_named, names=list(names)))
+    return _Entries(partial(_named, names=list(names)))
 
 
 @checked
@@ -422,7 +408,11 @@ def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
         mask: Boolean tensors by name, each in the shape of its parameter, or one vector over all trainable weights. If
             the name of a parameter is missing, none of its entries is chosen.
     """
-    return _Mask(mask)
+    if isinstance(mask, Mapping):
+        named = {str(key): as_mask(part) for key, part in mask.items()}
+        _checked_mask(*named.values())
+        return _Entries(partial(_masked, mask=named))
+    return _Entries(partial(_masked, mask=_checked_mask(as_mask(mask))))
 
 
 def as_selector(subset: Any) -> Selector:
