@@ -27,23 +27,12 @@ from bayesify.weights.catalog import Layer, Weight, group_layers
 
 
 class WeightCovariance(ABC):
-    r"""$(H + c \operatorname{diag}\delta)^{-1}$ over a subset of S weights, for a factor c on the prior precisions $\delta$.
-
-    Args:
-        subset: The weights.
-        prior: $\delta$, [S].
-
-    Attributes:
-        factor: Factor c; 1 before `rescaled`.
-    """
+    r"""$(H + c \operatorname{diag}\delta)^{-1}$ over a subset of S weights, for a factor c on the prior precisions $\delta$."""
 
     def __init__(self, subset: Subset, prior: Tensor) -> None:
-        self.subset, self.prior, self.factor = subset, prior, 1.0
-
-    @property
-    def curved(self) -> Subset:
-        """The weights that the curvature covers."""
-        return self.subset
+        self.subset, self.prior = subset, prior
+        self.curved = subset  # the weights that the curvature covers
+        self.factor = 1.0  # c, which `rescaled` changes
 
     @abstractmethod
     def diagonalize(self) -> bool:
@@ -65,31 +54,22 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        r"""$J_b \Sigma J_b^\top$ for each example, the covariance of its outputs.
+        r"""$J_b \Sigma J_b^\top$, the covariance of an example's outputs, for K vectors and B examples: [B, K, K].
 
-        Args:
-            gradients: Gradients along K vectors at B examples.
-            factors: Values of c; by default the object's own factor.
-
-        Returns:
-            Covariances, [B, K, K], or [C, B, K, K] for C factors.
+        With C values of c in `factors`, which replace the object's own factor, the result is [C, B, K, K].
         """
 
-    @abstractmethod
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Covariances over the K outputs of the network's last layer at each position. The subset must be that layer.
+        """Covariances over the K outputs of the network's last layer, at all B T positions, for each factor.
 
-        Args:
-            a: Inputs of the layer at T positions of B examples, with a column of ones for the bias, [B, T, D].
-            factors: Values of c; by default the object's own factor.
-
-        Returns:
-            For each factor, the covariances at all B T positions.
+        The subset must be that layer. Its inputs `a`, [B, T, D], have a column of ones for the bias.
         """
+        rows = a.flatten(0, 1).unsqueeze(1)
+        return [DenseSpread(found) for found in self.across_positions(rows, factors)]
 
-    @abstractmethod
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
         """Covariances over all positions and outputs of an example, [C, B, T K, T K] for C factors."""
+        raise NotImplementedError("Laplace: these covariances cannot be computed from the inputs of a layer")
 
     @property
     def layer(self) -> Layer:
@@ -115,9 +95,9 @@ class WeightCovariance(ABC):
     def dense(self) -> Tensor:
         """The covariance: [S, S]."""
 
-    @abstractmethod
     def variances(self) -> Tensor:
         """Diagonal of the covariance: [S]."""
+        return self.dense().diagonal()
 
     @abstractmethod
     def log_det_ratio(self) -> Tensor:
@@ -210,20 +190,12 @@ class FullCovariance(WeightCovariance):
         """The inverse transposed factor, indexed by the columns of the last layer's `[W b]`: [D, K, S]."""
         eye = torch.eye(len(self.prior), dtype=self._factor.dtype, device=self._factor.device)
         inverse: Tensor = torch.linalg.solve_triangular(self._factor, eye, upper=False)
-        return self._by_columns(inverse.T)
+        return inverse.T[matrix_order(self.subset, self.layer).T.to(inverse.device)]
 
     @cached_property
     def _eigen_by_columns(self) -> Tensor:
         """The eigenvectors, indexed by the columns of the last layer's `[W b]`: [D, K, S]."""
-        return self._by_columns(self._eigen[1])
-
-    def _by_columns(self, matrix: Tensor) -> Tensor:
-        return matrix[matrix_order(self.subset, self.layer).T.to(matrix.device)]
-
-    def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Covariances as products of whitened rows or, for several factors, of rows in the eigenbasis."""
-        rows = a.flatten(0, 1).unsqueeze(1)
-        return [DenseSpread(found) for found in self.across_positions(rows, factors)]
+        return self._eigen[1][matrix_order(self.subset, self.layer).T.to(self.prior.device)]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
         """Covariances as products of whitened rows or, for several factors, of rows in the eigenbasis."""
@@ -262,10 +234,6 @@ class FullCovariance(WeightCovariance):
         """The inverse of the precision, from its factor."""
         return torch.cholesky_inverse(self._widened(self._factor)).to(self._factor)
 
-    def variances(self) -> Tensor:
-        """Diagonal of the inverse of the precision."""
-        return self.dense().diagonal()
-
     def log_det_ratio(self) -> Tensor:
         """The log ratio, computed from the eigenvalues if they are known, otherwise from the factor."""
         if "_eigen" in self.__dict__ or len(self.prior) <= 512:
@@ -299,30 +267,18 @@ class MarginalCovariance(FullCovariance):
     r"""$[(H + c\delta)^{-1}]_{SS}$, the block of a subset S in the covariance over all weights (Daxberger et al. 2021,
     eq. 11).
 
-    Its evidence is the evidence of the whole model.
-
-    Args:
-        subset: The weights.
-        curved: The weights that the curvature covers, including the subset.
-        curvature: H over `curved`.
-        prior: $\delta$ over `curved`.
+    Its evidence is the evidence of the whole model. The curvature H and the prior $\delta$ cover the weights `curved`,
+    which include the subset.
     """
 
     def __init__(self, subset: Subset, curved: Subset, curvature: Tensor, prior: Tensor) -> None:
         super().__init__(subset, curvature, prior)
-        self._curved = curved
+        self.curved = curved
         self._index = torch.searchsorted(curved.flat(), subset.flat()).to(prior.device)
-
-    @property
-    def curved(self) -> Subset:
-        """The weights that the curvature covers."""
-        return self._curved
 
     def _rows(self, gradients: Gradients) -> Tensor:
         rows = super()._rows(gradients)
-        padded = rows.new_zeros(
-            *rows.shape[:2], len(self.prior)
-        )  # zeros for weights that stay at their point estimates
+        padded = rows.new_zeros(*rows.shape[:2], len(self.prior))  # other weights stay at their point estimates
         padded[..., self._index] = rows
         return padded
 
@@ -337,39 +293,26 @@ class MarginalCovariance(FullCovariance):
 
 @dataclass(frozen=True)
 class KroneckerBlock:
-    r"""Curvature of one layer as $A \otimes G$ over $[W\ b]$.
-
-    Args:
-        layer: The layer.
-        inputs: A, [d_in, d_in], including the bias column.
-        slopes: G, [d_out, d_out].
-        prior: Prior precision of the layer, a scalar.
-    """
+    r"""Curvature of one layer as $A \otimes G$ over $[W\ b]$."""
 
     layer: Layer
-    inputs: Tensor
-    slopes: Tensor
-    prior: Tensor
+    inputs: Tensor  # A, [d_in, d_in], including the bias column
+    slopes: Tensor  # G, [d_out, d_out]
+    prior: Tensor  # prior precision of the layer, a scalar
 
-
-def _diagonalized(block: KroneckerBlock) -> tuple[Tensor, Tensor, Tensor]:
-    """Products of the eigenvalues of G and A, [d_out, d_in], and the eigenvectors of G and of A."""
-    what = f"Laplace: the Kronecker factor of {block.layer.name}'s"
-    in_values, in_vectors = stable_eigh(block.inputs, f"{what} inputs")
-    out_values, out_vectors = stable_eigh(block.slopes, f"{what} outputs")
-    return out_values.clamp_min(0)[:, None] * in_values.clamp_min(0), out_vectors, in_vectors
+    def diagonalized(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Products of the eigenvalues of G and A, [d_out, d_in], and the eigenvectors of G and of A."""
+        what = f"Laplace: the Kronecker factor of {self.layer.name}'s"
+        in_values, in_vectors = stable_eigh(self.inputs, f"{what} inputs")
+        out_values, out_vectors = stable_eigh(self.slopes, f"{what} outputs")
+        return out_values.clamp_min(0)[:, None] * in_values.clamp_min(0), out_vectors, in_vectors
 
 
 class KroneckerCovariance(WeightCovariance):
     r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, and independent Gaussians for all other weights.
 
-    Args:
-        subset: The weights. Each weight of a linear map must be chosen as a whole.
-        curvature: A and G of each linear map, and the diagonal for each other weight; see `kronecker_curvature`.
-        prior: Prior precisions $\delta$, [S]; all weights of a linear map must have the same precision.
-
-    Raises:
-        ValueError: If the prior precision differs within a linear map.
+    Weights of a linear map must be chosen as a whole and have the same prior precision; otherwise a `ValueError` is
+    raised. See `kronecker_curvature` for the names in `curvature`.
     """
 
     def __init__(self, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor) -> None:
@@ -400,13 +343,10 @@ class KroneckerCovariance(WeightCovariance):
 
     @cached_property
     def _eigen(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """For each block, the products of eigenvalues, [d_out, d_in], and the eigenvectors of G and of A."""
-        return [_diagonalized(block) for block in self.blocks]
+        return [block.diagonalized() for block in self.blocks]
 
     def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
-        """Variances of the entries of an independent weight, [n], or of a block in its eigenbasis, [d_out, d_in].
-        `part` is a name or the index of a block.
-        """
+        """Variances of a weight's independent entries, [n], or of a block (by index) in its eigenbasis, [d_out, d_in]."""
         factor = self.factor if factor is None else factor
         if isinstance(part, str):
             return 1 / (self.diagonal[part] + factor * self._prior_of[part])
@@ -420,10 +360,8 @@ class KroneckerCovariance(WeightCovariance):
         gradients [K, B, d_out].
         """
         for name in self.diagonal:
-            yield (
-                name,
-                self._outer(gradients, name) or self.subset.gradients(gradients, name).detach().movedim(1, 0),
-            )
+            outer = self._outer(gradients, name)
+            yield name, outer or self.subset.gradients(gradients, name).detach().movedim(1, 0)
         for index, (_, out_vectors, in_vectors) in enumerate(self._eigen):
             layer = self.blocks[index].layer
             if not has_factors(layer, gradients):  # the layer did not see all examples
@@ -481,10 +419,8 @@ class KroneckerCovariance(WeightCovariance):
         if self.blocks:
             _, out_vectors, in_vectors = self._eigen[0]
             return a.to(in_vectors) @ in_vectors, out_vectors, [self._spread(0, factor) for factor in chosen]
-        names, shapes = self.layer.weights, {weight.name: weight.shape for weight in self.layer.weights}
-        found = [
-            {part.name: self._spread(part.name, factor).view(shapes[part.name]) for part in names} for factor in chosen
-        ]
+        parts = self.layer.weights
+        found = [{part.name: self._spread(part.name, factor).view(part.shape) for part in parts} for factor in chosen]
         return a.to(self.prior), None, [self.layer.to_matrix(one) for one in found]
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
@@ -537,7 +473,7 @@ class KroneckerCovariance(WeightCovariance):
         found = []
         for block in self.blocks:
             moved = replace(block, inputs=block.inputs.to(device), slopes=block.slopes.to(device))
-            kept = [part.to(home) for part in _diagonalized(moved)]
+            kept = [part.to(home) for part in moved.diagonalized()]
             found.append(tuple(part.pin_memory() for part in kept) if home != device else tuple(kept))
         self._eigen = found  # type: ignore[assignment]
         self.blocks = [replace(block, inputs=block.inputs[:0], slopes=block.slopes[:0]) for block in self.blocks]
@@ -565,8 +501,7 @@ class KroneckerCovariance(WeightCovariance):
         for index, block in enumerate(self.blocks):
             _, out_vectors, in_vectors = self._eigen[index]
             basis = torch.kron(out_vectors, in_vectors)  # rows of [W b], row-major
-            rows = [places[weight.name].reshape(block.layer.rows, -1) for weight in block.layer.weights]
-            order = torch.cat(rows, dim=1).reshape(-1)
+            order = matrix_order(self.subset, block.layer).flatten().to(total.device)
             total[order[:, None], order] = (basis * self._spread(index).reshape(-1)) @ basis.T
         return total
 

@@ -33,11 +33,7 @@ each precision needs its own factorization, computed in the network's type."""
 
 
 def first_batch(loader: Iterable[Any]) -> Any:
-    """The first item of a loader that can be iterated again.
-
-    Raises:
-        ValueError: If the loader cannot be iterated again or is empty.
-    """
+    """The first item of a loader. Raises `ValueError` if the loader cannot be iterated again or is empty."""
     check_repeatable(loader)
     for item in loader:
         return item
@@ -48,22 +44,16 @@ def first_batch(loader: Iterable[Any]) -> Any:
 class OutputCurvature:
     """The curvature $H_n$ of the loss with respect to an example's outputs, as vectors whose outer products sum to $H_n$.
 
-    Args:
-        likelihood: The likelihood p(y | outputs).
-        kind: `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
-            `"empirical"` is the outer product of the gradient at the observed target with itself.
-        num_samples: Number of random vectors per example. They replace the exact vectors, one per output, and the
-            expectation of their outer products is the Fisher matrix.
-        seed: Seed of the random vectors.
+    `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods. `"empirical"`
+    is the outer product of the gradient at the observed target with itself. With `num_samples`, that many random vectors
+    per example replace the exact vectors, one per output. The expectation of their outer products is the Fisher matrix.
     """
 
     likelihood: Likelihood
     kind: Curvature = "ggn"
     num_samples: int | None = None
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        self._generator: torch.Generator | None = None
+    _generator: torch.Generator | None = None
 
     @property
     def count(self) -> int | None:
@@ -92,19 +82,12 @@ class OutputCurvature:
 
 @dataclass
 class DataTerm:
-    """Sums over the data, computed in the same pass as the curvature.
-
-    Args:
-        log_likelihood: Log-likelihood, summed over examples.
-        num_data: Number of examples.
-        total_weight: Sum of the examples' weights.
-        squared_error: Sum of squared residuals, for Gaussian noise.
-    """
+    """Sums over the data, computed in the same pass as the curvature."""
 
     log_likelihood: float = 0.0
     num_data: int = 0
-    total_weight: float = 0.0
-    squared_error: float = 0.0
+    total_weight: float = 0.0  # sum of the examples' weights
+    squared_error: float = 0.0  # sum of squared residuals, for Gaussian noise
 
     def __post_init__(self) -> None:
         self._waiting: Tensor | None = None
@@ -178,14 +161,7 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Examples:
-    """Data of a fit. Iteration yields all batches on the device, without examples of weight 0.
-
-    Args:
-        loader: Iterable of batches; see `bayesify.fit`.
-        reader: Function that converts an item of the loader to inputs and targets, if needed.
-        device: Device of the network.
-        progress: Whether to show the progress of passes.
-    """
+    """Data of a fit. Iteration yields all batches on the device, without examples of weight 0."""
 
     loader: Iterable[Any]
     reader: BatchReader | None
@@ -209,28 +185,17 @@ class Pieces:
 
     For each piece, iteration yields the linearized network, the vectors of its `OutputCurvature`, and the weights of
     the examples. It also adds up the data term.
-
-    Args:
-        examples: The data.
-        jacobians: Derivatives of the network.
-        loss: Curvature of the loss with respect to the outputs.
-        memory: Budget in bytes.
-        per_row: Number of entries of the Jacobian that are held per example and vector.
-        num_examples: Number of examples after which to stop.
-        one_by_one: Whether vectors are pulled back one after the other.
-        progress: Function that is called after each piece with the number of examples.
-        store: Device on which Kronecker factors are added up; by default the network's device.
     """
 
     examples: Examples
     jacobians: Jacobians
     loss: OutputCurvature
-    memory: int
-    per_row: int
-    num_examples: int | None = None
-    one_by_one: bool = False
-    progress: Callable[[int], None] | None = None
-    store: torch.device | None = None
+    memory: int  # budget in bytes
+    per_row: int  # number of entries of the Jacobian that are held per example and vector
+    num_examples: int | None = None  # number of examples after which to stop
+    one_by_one: bool = False  # whether vectors are pulled back one after the other
+    progress: Callable[[int], None] | None = None  # called after each piece with the number of examples
+    store: torch.device | None = None  # device that adds up Kronecker factors; by default the network's
 
     def __post_init__(self) -> None:
         self.data = DataTerm()
@@ -247,9 +212,7 @@ class Pieces:
     def features(self) -> Iterator[tuple[Features, Batch]]:
         """The same pass with the inputs of the network's last layer instead of derivatives.
 
-        Raises:
-            FeaturesEnd: If the network's outputs are not the outputs of its last layer in some batch of this or another
-                process.
+        Raises `FeaturesEnd` if the network's outputs are not the layer's outputs in some batch of any process.
         """
         data, ended = DataTerm(), False
         with self.jacobians.held() as jacobians:
@@ -345,14 +308,12 @@ def rows_at_once(
 
 def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights, as `curvature` [S, S] (Daxberger et al. 2021, equation 6)."""
-    total: Tensor | None = None
+    total = torch.zeros(0)
     for point, vectors, _ in pieces:
         rows = subset.rows(point.pull(vectors)).detach().flatten(0, 1)  # [K B, S]
-        if total is None:
-            total = rows.new_zeros(subset.size, subset.size)
+        total = total if len(total) else rows.new_zeros(subset.size, subset.size)
         total.addmm_(rows.T, rows)
         del point, rows
-    assert total is not None
     return {"curvature": sum_over_processes(total)}
 
 

@@ -34,17 +34,13 @@ parameters."""
 
 
 class LayerwiseGaussian(Prior):
-    r"""$p(w) = \mathcal{N}(0, 1 / \delta_w)$ with a precision for each weight, which may change between calls of `fit`.
-
-    Args:
-        precisions: $\delta$ by weight name. The prior refers to this mapping and does not copy it.
-    """
+    r"""$p(w) = \mathcal{N}(0, 1 / \delta_w)$ with a precision for each weight, which may change between calls of `fit`."""
 
     name = "layerwise_gaussian"
 
     def __init__(self, precisions: Mapping[str, float]) -> None:
         super().__init__()
-        self.precisions = precisions
+        self.precisions = precisions  # by weight name; not copied
 
     def std_of(self, weight: Weight) -> float:
         """The inverse square root of the weight's precision."""
@@ -52,17 +48,9 @@ class LayerwiseGaussian(Prior):
 
 
 class EvidenceTraining:
-    """A network in training, with a prior and a noise variance that the evidence updates.
+    """A network in training (`bnn`), with prior precisions by weight name and a noise variance that the evidence updates.
 
-    Args:
-        net: The network, which is not changed.
-        likelihood: The likelihood, or its name. A Gaussian noise variance that was given or found before stays fixed.
-        covariance: Structure of the Laplace approximation.
-        memory: Memory budget of the Laplace approximation.
-
-    Attributes:
-        precisions: Prior precision by weight name.
-        bnn: The network in training.
+    A Gaussian noise variance that was given or found before stays fixed.
     """
 
     def __init__(
@@ -155,11 +143,9 @@ def fit_with_evidence(
 
 @torch.no_grad()
 def maximize_evidence(laplace: Laplace, precisions: dict[str, float]) -> float:
-    """Update the precisions of all layers, in place, to increase the evidence. The curvature comes from a fitted
-    approximation.
+    """Update the precisions of all layers, in place, to increase the evidence of a fitted approximation.
 
-    Returns:
-        A variance of Gaussian noise that increases the evidence.
+    The result is a variance of Gaussian noise that increases the evidence.
     """
     subset, posterior = laplace.fitted()
     structure, curvature = laplace.covariance, posterior.tensors()

@@ -34,25 +34,19 @@ class Piece:
     r"""For N positions, the inputs of the layer, and $H = \operatorname{diag}(h) - \sum_r q_r q_r^\top$ over its
     outputs.
 
-    Args:
-        inputs: Inputs a of the layer, [N, D], with a column of ones for the bias.
-        diagonal: Diagonal part h, [N, K], in float64 if the device supports it, because h and q q^T nearly cancel for
-            confident predictions.
-        products: Vectors q, [R, N, K], one for each group of classes at a position; R may be 0.
-        weights: Example weight of each position, [N]; `None` if all are 1.
+    h is in float64 if the device supports it, because h and q q^T nearly cancel for confident predictions.
     """
 
-    inputs: Tensor
-    diagonal: Tensor
-    products: Tensor
-    weights: Tensor | None
+    inputs: Tensor  # [N, D], with a column of ones for the bias
+    diagonal: Tensor  # h, [N, K]
+    products: Tensor  # q, [R, N, K], one for each group of classes at a position; R may be 0
+    weights: Tensor | None  # example weight of each position, [N]; `None` if all are 1
 
 
 def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: Batch) -> Piece:
     """The inputs of the layer, and the curvature of the loss with respect to the layer's outputs.
 
-    Raises:
-        FeaturesEnd: If classes are spread over several positions of the layer.
+    Raises `FeaturesEnd` if classes are spread over several positions of the layer.
     """
     a = features.of(layer)
     h, q = likelihood.fisher_parts(widened(features.outputs), batch.y)
@@ -90,10 +84,8 @@ def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
 def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -> dict[str, Tensor]:
     """The curvature of a layer with a given structure, computed in a forward pass over the data.
 
-    Tensors have the same names as in `CURVATURES`. The results equal the curvature from the Jacobian, even for Kronecker factors.
-
-    Raises:
-        FeaturesEnd: If the network's outputs are not the layer's outputs in some batch.
+    Tensors have the same names as in `CURVATURES`. The results equal the curvature from the Jacobian, even for Kronecker
+    factors. Raises `FeaturesEnd` if the network's outputs are not the layer's outputs in some batch.
     """
     layer = layer_of(subset)
     assert layer is not None

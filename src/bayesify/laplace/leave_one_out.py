@@ -37,18 +37,11 @@ NUM_LEFT_OUT_ROWS = 1000
 
 @dataclass(frozen=True)
 class LinearModel:
-    """The linearized network in the eigenbasis of its curvature.
+    """The linearized network in the eigenbasis of its curvature."""
 
-    Args:
-        spectrum: Eigenvalues s, [S], for a noise variance of 1.
-        weights: Weights w, [S].
-        gradient: Gradient $J^\\top e$, [S].
-        squared_error: Sum of squared residuals.
-    """
-
-    spectrum: Tensor
-    weights: Tensor
-    gradient: Tensor
+    spectrum: Tensor  # eigenvalues s, [S], for a noise variance of 1
+    weights: Tensor  # w, [S]
+    gradient: Tensor  # J^T e, [S]
     squared_error: float
 
     def penalties(self) -> list[float]:
@@ -72,22 +65,18 @@ class LinearModel:
         """The penalty of the ridge regression that has the same squared error as the network.
 
         The penalty measures how far training went. For a linear model that was trained to convergence, it equals the
-        weight decay. If training stopped early, it is larger.
-
-        Returns:
-            The penalty, and the squared error of the ridge regression divided by the squared error of the network. The
-            ratio is above 1 if the network fits its rows more closely than the regression with any penalty in the
-            range.
+        weight decay. If training stopped early, it is larger. The second result is the squared error of the ridge
+        regression divided by the squared error of the network. It is above 1 if the network fits its rows more closely
+        than the regression with any penalty in the range.
         """
         low, *_, high = (math.log(penalty) for penalty in self.penalties())
-        if self.squared_error_at(math.exp(low)) >= self.squared_error:
-            at_end = self.squared_error_at(math.exp(low))
+        at_end = self.squared_error_at(math.exp(low))
+        if at_end >= self.squared_error:
             return math.exp(low), at_end / max(self.squared_error, torch.finfo(torch.float64).tiny)
         for _ in range(60):
             middle = (low + high) / 2
-            low, high = (
-                (middle, high) if self.squared_error_at(math.exp(middle)) < self.squared_error else (low, middle)
-            )
+            below = self.squared_error_at(math.exp(middle)) < self.squared_error
+            low, high = (middle, high) if below else (low, middle)
         return math.exp(low), 1.0
 
 
@@ -102,26 +91,17 @@ class LeftOutRows:
     (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up to a constant,
 
     $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
-
-    Args:
-        penalties: The C values of t, in ascending order.
     """
 
-    penalties: list[float]
+    penalties: list[float]  # the C values of t, in ascending order
 
     def __post_init__(self) -> None:
         self.sums = torch.zeros(2, len(self.penalties), dtype=torch.float64)
         self.count = torch.zeros((), dtype=torch.float64)
 
     def add(self, residuals: Tensor, training_leverages: Tensor, leverages: Iterable[Tensor], counts: Tensor) -> None:
-        """Add some rows to the sums.
-
-        Args:
-            residuals: Residuals e, [n, O].
-            training_leverages: Leverages $H(t^*)$, [n, O, O].
-            leverages: Leverages $H(t)$ for each penalty, [n, O, O] each.
-            counts: How often each row counts, [n].
-        """
+        """Add some rows to the sums: residuals [n, O], leverages $H(t^*)$ and, for each penalty, $H(t)$, [n, O, O] each,
+        and how often each row counts, [n]."""
         left, vectors = _left(training_leverages)
         residuals = _turned(vectors, _turned(vectors.mT, residuals.double()) / left)  # [n, O]
         for place, one in enumerate(leverages):
@@ -131,15 +111,10 @@ class LeftOutRows:
         self.count += counts.sum().cpu() * residuals.shape[1]
 
     def choose(self, *, moves: bool) -> tuple[float, float]:
-        """Choose the noise and the factor on the prior precisions.
+        """The noise variance and the factor on the prior precisions.
 
-        The factor is the value nearest to 1 whose density is within `MAX_DENSITY_LOSS` of the best density.
-
-        Args:
-            moves: Whether the factor may differ from 1.
-
-        Returns:
-            The noise variance and the factor.
+        The factor is the value nearest to 1 whose density is within `MAX_DENSITY_LOSS` of the best density, or 1 unless
+        it `moves`.
         """
         count = float(self.count)
         noises = (self.sums[0] / count).clamp_min(torch.finfo(torch.float64).tiny)
@@ -193,15 +168,8 @@ def leave_out(
     change by $-C (I - H C)^{-1} g$ and have the covariance $C (I - H C)^{-1}$. Both are exact for a linear model with
     Gaussian noise.
 
-    Args:
-        likelihood: Likelihood p(y | outputs).
-        outputs: Outputs of the network, [B, O].
-        y: Targets, [B, ...].
-        spreads: Covariances of the outputs, [B, O, O] each. The first covariance belongs to the training penalty and
-            gives the change of the outputs.
-
-    Yields:
-        Means [B, O] and covariances [B, O, O], for each covariance except the first.
+    The first covariance in `spreads`, [B, O, O] each, belongs to the training penalty and gives the change of the
+    outputs. The results, means [B, O] and covariances [B, O, O], belong to the other covariances.
     """
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()

@@ -56,20 +56,13 @@ class LinearizedNetwork:
 
     If the subset is the last layer, only the layer's inputs are needed (`Features`). Every other subset needs
     derivatives of the outputs (`Gradients`).
-
-    Args:
-        jacobians: Derivatives of the network with respect to the chosen weights.
-        posterior: The Gaussian over the chosen weights.
-        likelihood: The likelihood p(y | outputs).
-        dtype: Type of the results.
-        progress: Function that is called after each piece with the number of examples.
     """
 
     jacobians: Jacobians
     posterior: WeightCovariance
     likelihood: Likelihood
-    dtype: torch.dtype
-    progress: Callable[[int], None] | None = None
+    dtype: torch.dtype  # type of the results
+    progress: Callable[[int], None] | None = None  # called after each piece with the number of examples
 
     @property
     def may_have_features(self) -> bool:
@@ -122,11 +115,8 @@ class LinearizedNetwork:
     ) -> list[tuple[Tensor, list[Covariance]]]:
         """Means [B, ...] of the outputs, and one covariance for each factor on the prior precisions, piece by piece.
 
-        Args:
-            x: Inputs.
-            budget: Memory budget in bytes.
-            factors: Factors on the prior precisions; by default the posterior's own factor.
-            parts: Whether to reduce covariances to `marginals` if all covariances together exceed the budget.
+        By default, the only factor is the posterior's own. With `parts`, covariances are reduced to `marginals` if all
+        covariances together exceed the budget of bytes.
         """
         total = batch_size(*as_inputs(x))
 
@@ -134,17 +124,11 @@ class LinearizedNetwork:
             fits = not parts or total * mean[0].numel() ** 2 * mean.element_size() <= budget
             if isinstance(found, Features):
                 return mean, self._from_features(mean, found, factors, fits)
-            return mean, self._from_gradients(mean, found, factors, fits)
+            whole, axis = self.posterior.outputs(found, factors), self.likelihood.logit_axis(mean.ndim)
+            each = whole if factors is not None else [whole]
+            return mean, [one if fits else marginals(one, mean.shape, axis) for one in each]
 
         return self.over(x, budget, use)
-
-    def _from_gradients(
-        self, mean: Tensor, gradients: Gradients, factors: list[float] | None, fits: bool
-    ) -> list[Covariance]:
-        found = self.posterior.outputs(gradients, factors)
-        whole = list(found) if factors is not None else [found]
-        axis = self.likelihood.logit_axis(mean.ndim)
-        return [one if fits else marginals(one, mean.shape, axis) for one in whole]
 
     def _from_features(
         self, mean: Tensor, features: Features, factors: list[float] | None, fits: bool
@@ -171,13 +155,9 @@ class LinearizedNetwork:
         device = posteriors[0].prior.device
         drawn = [own.directions(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
         for mean, *changes in self.pushed(x, budget, drawn):
-            yield mean, [self._low_rank(mean, change / math.sqrt(len(change))) for change in changes]
-
-    def _low_rank(self, mean: Tensor, changes: Tensor) -> LowRank:
-        axis = self.likelihood.logit_axis(mean.ndim)
-        if axis is None:
-            return LowRank(changes.flatten(2).permute(1, 2, 0))  # [B, O, n]
-        return LowRank(changes.movedim(axis, -1).flatten(1, -2).permute(1, 2, 0))  # [B P, K, n]
+            axis = self.likelihood.logit_axis(mean.ndim)
+            flat = [one.flatten(2) if axis is None else one.movedim(axis, -1).flatten(1, -2) for one in changes]
+            yield mean, [LowRank((one / math.sqrt(len(one))).permute(1, 2, 0)) for one in flat]  # [B P, K, n]
 
     def pushed(self, x: Any, budget: int, offsets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
         """Outputs [B, ...], and their changes [S, B, ...] for each of several sets of offsets [S, n] of the chosen weights."""

@@ -23,7 +23,6 @@ from bayesify.laplace.covariances import KroneckerCovariance, WeightCovariance
 from bayesify.laplace.curvature import DataTerm, OutputCurvature, Pieces
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
-from bayesify.predictive.spreads import Spread
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.storage import tensor_files
@@ -166,38 +165,31 @@ class Sampled:
         return -(-self.iterations // 2)
 
 
+@dataclass(frozen=True)
 class DrawsFile:
-    """File that stores the draws while they are computed.
+    """File that stores the draws while they are computed."""
 
-    Args:
-        path: Path of the file.
-        settings: Settings that must be the same in a continued run, as plain data.
-    """
-
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        self._path, self._settings = path, dict(settings)
+    path: Path
+    settings: Mapping[str, Any]  # settings that must be the same in a continued run, as plain data
 
     def read(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """The stored facts and tensors; `None` if there is no file.
-
-        Raises:
-            ValueError: If the file belongs to another run.
-        """
-        if not self._path.exists():
+        """The stored facts and tensors; `None` if there is no file. Raises `ValueError` for the file of another run."""
+        if not self.path.exists():
             return None
-        header, tensors = tensor_files.read(self._path, "sampled draws")
-        for key, value in self._settings.items():
+        header, tensors = tensor_files.read(self.path, "sampled draws")
+        for key, value in self.settings.items():
             before = header["settings"].get(key)
             if before != value:
                 shown = f"{key}={before!r}, but this run has {value!r}" if key != "network" else "another network"
                 raise ValueError(
-                    f"{self._path}: the checkpoint was written with {shown}; use the same settings, or give another checkpoint="
+                    f"{self.path}: the checkpoint was written with {shown}; use the same settings, or give another checkpoint="
                 )
         return header["facts"], tensors
 
     def write(self, facts: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Write facts and tensors atomically."""
-        tensor_files.write(self._path, "sampled draws", {"settings": self._settings, "facts": dict(facts)}, tensors)
+        header = {"settings": dict(self.settings), "facts": dict(facts)}
+        tensor_files.write(self.path, "sampled draws", header, tensors)
 
 
 class SampledCovariance(WeightCovariance):
@@ -239,19 +231,10 @@ class SampledCovariance(WeightCovariance):
         found = roots @ roots.mT.contiguous()
         return found if factors is None else torch.stack([found for factor in factors if self.rescaled(factor)])
 
-    def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Not available for draws."""
-        raise NotImplementedError("Laplace: covariances of draws cannot be computed from the inputs of a layer")
-
-    def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Not available for draws."""
-        raise NotImplementedError("Laplace: covariances of draws cannot be computed from the inputs of a layer")
-
     def joint(self, gradients: Gradients) -> Tensor:
         """Covariances, computed from the changes that the draws cause in the outputs."""
-        roots = (
-            self.subset.move(gradients, self.draws.to(gradients.device)).movedim(0, -1).transpose(0, 1).flatten(0, 1)
-        )  # [B K, n]
+        moved = self.subset.move(gradients, self.draws.to(gradients.device))  # [n, K, B]
+        roots = moved.permute(2, 1, 0).flatten(0, 1)  # [B K, n]
         return roots @ roots.T / len(self.draws)
 
     def directions(self, count: int, generator: torch.Generator) -> Tensor:
@@ -279,11 +262,7 @@ class SampledCovariance(WeightCovariance):
         return self.draws.square().mean(0)
 
     def log_det_ratio(self) -> Tensor:
-        """Not available for draws.
-
-        Raises:
-            ValueError: Always.
-        """
+        """Raises `ValueError`, because draws have no determinant."""
         raise ValueError(
             "Laplace: covariance='sampled' has no determinant, so the evidence and the KL are unknown; use "
             "covariance='kronecker' to compute them"
@@ -296,19 +275,12 @@ class SampledCovariance(WeightCovariance):
 
 @dataclass(frozen=True)
 class OutputHessian:
-    r"""Hessians $H_n = \omega_n (\operatorname{diag}(h) - q q^\top)$ of the examples of a batch.
+    r"""Hessians $H_n = \omega_n (\operatorname{diag}(h) - q q^\top)$ of the examples of a batch."""
 
-    Args:
-        diagonal: h, [B, ...].
-        product: Vectors q, which equal h for classes; `None` if the matrices are diagonal.
-        axis: Axis of the classes.
-        weights: Example weights $\omega$, in a shape that can be multiplied with h.
-    """
-
-    diagonal: Tensor
-    product: Tensor | None
-    axis: int
-    weights: Tensor
+    diagonal: Tensor  # h, [B, ...]
+    product: Tensor | None  # vectors q, which equal h for classes; `None` if the matrices are diagonal
+    axis: int  # axis of the classes
+    weights: Tensor  # example weights, in a shape that can be multiplied with h
 
     @classmethod
     def of(cls, likelihood: Likelihood, outputs: Tensor, batch: Batch) -> OutputHessian:
@@ -327,13 +299,10 @@ class OutputHessian:
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         """Normal vectors with this covariance, [S, B, ...]. For classes, diag(sqrt p) - p sqrt(p)^T is a root of
         diag(p) - p p^T."""
-        normal = torch.randn((count, *self.diagonal.shape), generator=generator, device=generator.device).to(
-            self.diagonal
-        )
-        root = self.diagonal.sqrt()
-        found = root * normal
+        normal = torch.randn((count, *self.diagonal.shape), generator=generator, device=generator.device)
+        found = self.diagonal.sqrt() * normal.to(self.diagonal)
         if self.product is not None:
-            found = found - self.product * (root * normal).sum(self.axis, keepdim=True)
+            found = found - self.product * found.sum(self.axis, keepdim=True)
         return self.weights.sqrt() * found
 
 
@@ -441,21 +410,13 @@ def _floored(scale: Tensor) -> Tensor:
 
 @dataclass
 class Group:
-    r"""Equations $(\delta^{-1/2} H \delta^{-1/2} + c I) u = b$ that are being solved, in units $u = \delta^{1/2} z$ of the prior.
+    r"""Equations $(\delta^{-1/2} H \delta^{-1/2} + c I) u = b$ that are being solved, with $u = \delta^{1/2} z$."""
 
-    Args:
-        target: Right-hand side b, [g, S].
-        solution: Current solution u.
-        residual: Residual r.
-        direction: Search direction p.
-        iteration: Number of finished iterations.
-    """
-
-    target: Tensor
-    solution: Tensor
-    residual: Tensor
-    direction: Tensor
-    iteration: int = 0
+    target: Tensor  # b, [g, S]
+    solution: Tensor  # u
+    residual: Tensor  # r
+    direction: Tensor  # search direction p
+    iteration: int = 0  # number of finished iterations
 
 
 @dataclass
@@ -784,14 +745,8 @@ def find_factor(
     the previous c. The final c is larger than every c at which the draws did not converge or predicted training rows
     too badly. The loss of training rows is about proportional to 1 / c, which determines how far c has to rise.
 
-    Args:
-        equations: The equations, over some or all of the data.
-        mean: Trained weights w*, [S], on the device of the prior.
-        num_outputs: Number N O of outputs in all data.
-        iterations: Number of iterations for each value of c.
-        tolerance: See `Sampled`.
-        finds_noise: Whether to find the noise.
-        excess: Function that returns the loss of training rows under draws [g, S], as a multiple of the largest allowed loss.
+    `mean` are the trained weights w*, [S], and `num_outputs` is N O of all data. The function `excess` returns the loss
+    of training rows under draws [g, S], as a multiple of the largest allowed loss.
     """
     most = min(len(mean), num_outputs)
     group, noise = _easy_equations(equations, mean, most)
@@ -853,14 +808,8 @@ def _fixed_point(before: tuple[float, float] | None, now: tuple[float, float]) -
 class DrawSolver:
     """Solver that makes draws from `Equations`, group by group.
 
-    Args:
-        equations: The equations over all data, with the final prior precision.
-        options: Number and accuracy of the draws.
-        checkpoint: Function that is called from time to time with facts and tensors of the draws so far.
-
-    Attributes:
-        draws: Deviations from the mean, [n, S].
-        error: The largest relative error of a draw; see `Sampled.tolerance`.
+    `draws` are deviations from the mean, [n, S], and `error` is the largest relative error of a draw (see
+    `Sampled.tolerance`). The function `checkpoint` is called from time to time with facts and tensors of the draws so far.
     """
 
     def __init__(
@@ -878,10 +827,10 @@ class DrawSolver:
     def run(self) -> SampledCovariance:
         """Solve for all missing draws."""
         equations, options = self._equations, self._options
+        most = options.steps if equations.minibatch else options.iterations
         while self._done < options.num_draws:
             count = min(equations.at_once, options.num_draws - self._done)
             group = self._group = self._group or equations.start(self._done, count)
-            most = options.steps if equations.minibatch else options.iterations
             left = equations.solve(group, most, options.tolerance, self._write)
             if math.isnan(left):  # the error of one draw represents all draws
                 left = self.error or equations.error(group)
@@ -895,10 +844,9 @@ class DrawSolver:
         """Write the draws so far, unless the last write was less than `MIN_SECONDS_BETWEEN_WRITES` seconds ago."""
         if self._checkpoint is None or not (always or time.monotonic() - self._written > MIN_SECONDS_BETWEEN_WRITES):
             return
-        solved = {key: getattr(self._equations, key) for key in ("rate", "num_minibatches")}
-        seen = self._equations.seen
-        solved |= {"seen": None if seen is None else asdict(seen)}
-        facts: dict[str, Any] = {"done": self._done, "error": self.error, **solved}
+        facts: dict[str, Any] = {"done": self._done, "error": self.error}
+        facts |= {key: getattr(self._equations, key) for key in ("rate", "num_minibatches")}
+        facts["seen"] = self._equations.seen and asdict(self._equations.seen)
         tensors = {"draws": self.draws[: self._done]}
         if self._group is not None:
             facts["iteration"] = self._group.iteration

@@ -16,23 +16,17 @@ from bayesify.weights.catalog import Weight, padding_entries
 class Subset:
     """S entries of weights, in the order of `named_parameters()` and row-major within a weight.
 
-    Args:
-        weights: All weights that could be chosen, by name, in order.
-        entries: Flat indices [n] into each chosen weight, in ascending order; `None` means the whole weight.
+    `entries` are flat indices [n] into each chosen weight, in ascending order, or `None` for a whole weight.
     """
 
-    weights: Mapping[str, Weight]
+    weights: Mapping[str, Weight]  # all weights that could be chosen, by name, in order
     entries: Mapping[str, Tensor | None]
 
     @classmethod
     def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Subset:
-        """Subset made from indices into the concatenated weights. The indices must be distinct and may be in any
-        order.
-        """
-        if not bool(
-            (index[1:] > index[:-1]).all()
-        ):  # sorting millions of indices takes longer than a pass of the network
-            index = index.sort().values
+        """Subset made from distinct indices into the concatenated weights, in any order."""
+        ascends = bool((index[1:] > index[:-1]).all())  # sorting millions of indices takes longer than a pass
+        index = index if ascends else index.sort().values
         entries: dict[str, Tensor | None] = {}
         ends = torch.tensor([weight.numel for weight in weights.values()]).cumsum(0)
         parts = index.tensor_split(torch.searchsorted(index, ends)[:-1].tolist())

@@ -21,11 +21,8 @@ NUM_FINE_SCORES, NUM_FINE_EVIDENCES = 9, 180
 def search_precision(score: Score, base: float, grid: Sequence[float], num_fine: int) -> tuple[float, Finding | None]:
     """The prior precision with the best score, and a `Finding` if this precision is at an end of the grid.
 
-    Args:
-        score: Function to maximize.
-        base: Prior precision at which the factor is 1.
-        grid: Values to try. `DEFAULT_GRID` is extended while its best value is at an end.
-        num_fine: Number of values to try between the neighbors of the best value, evenly spaced in the logarithm.
+    `base` is the prior precision at which the factor is 1. `DEFAULT_GRID` is extended while its best value is at an end.
+    Then `num_fine` values between the neighbors of the best value are tried, evenly spaced in the logarithm.
     """
     candidates = sorted(set(grid))
     scores = score([value / base for value in candidates])
