@@ -23,16 +23,10 @@ def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
-    r"""Lower factor L of a positive definite matrix, $L L^\top = A$, with jitter on the diagonal only if rounding requires it.
+    r"""Lower factors L of positive definite matrices, $L L^\top = A$, [..., n, n], with jitter only if rounding requires it.
 
-    Values cannot be checked under `vmap` or during the capture of a CUDA graph; a factor that does not exist is then NaN.
-
-    Args:
-        matrix: Matrices A, [..., n, n].
-        what: Name of the matrix for warnings and errors.
-
-    Raises:
-        ValueError: If the matrix is not positive definite, or not finite.
+    A matrix that is not finite or not positive definite raises `ValueError`, which calls it `what`. Values cannot be
+    checked under `vmap` or during the capture of a CUDA graph; a factor that does not exist is then NaN.
     """
     factor, failed = checked_cholesky(matrix)
     if not should_check(failed):

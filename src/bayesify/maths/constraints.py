@@ -16,11 +16,7 @@ def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
 
 
 def raw_positive(value: float, maximum: float | None = None) -> float:
-    """Inverse of `positive` for a single number: the raw value to store.
-
-    Raises:
-        ValueError: If `value` is not between 0 and `maximum`.
-    """
+    """Inverse of `positive` for a single number: the raw value to store. Raises `ValueError` outside (0, `maximum`)."""
     if not 0 < value < (math.inf if maximum is None else maximum):
         raise ValueError(f"value {value} is not between 0 and {maximum}; give a smaller start value")
     if maximum is not None:
@@ -39,15 +35,8 @@ def raw_positives(values: Sequence[float], like: Tensor, maximum: float | None =
 
 
 def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
-    """Cholesky factor from its strictly lower entries, row by row, and its raw diagonal (softplus).
-
-    Args:
-        packed: Strictly lower entries, row by row, [*batch, n (n - 1) / 2].
-        raw_diagonal: [*batch, n].
-
-    Returns:
-        [*batch, n, n].
-    """
+    """Cholesky factor, [*batch, n, n], from its strictly lower entries (see `strict_tril`) and its raw diagonal (softplus),
+    [*batch, n]."""
     return strict_tril(packed, raw_diagonal.shape[-1]) + torch.diag_embed(positive(raw_diagonal))
 
 
@@ -60,15 +49,8 @@ def strict_tril(packed: Tensor, n: int) -> Tensor:
 
 
 def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
-    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$ with N strictly lower triangular.
-
-    Args:
-        relative: Entries of N, row by row, [*batch, n (n - 1) / 2].
-        raw_diagonal: Raw values of s (softplus), [*batch, n].
-
-    Returns:
-        [*batch, n, n].
-    """
+    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$, [*batch, n, n], from the entries of N (see `strict_tril`) and raw
+    values of s (softplus), [*batch, n]."""
     size = positive(raw_diagonal)
     return size.unsqueeze(-1) * strict_tril(relative, size.shape[-1]) + torch.diag_embed(size)
 

@@ -12,13 +12,8 @@ def split_r_hat(values: Tensor) -> Tensor:
     $$ \hat R^2 = \frac{T - 1}{T} + \frac{B}{W}, \quad B = \operatorname{var}_c(\bar v_c), \quad W = \operatorname{mean}_c(s_c^2) $$
 
     The result is the larger of two values: $\hat R$ of the numbers themselves, and $\hat R$ of their distances from the
-    median. Chains with the same mean but different widths therefore disagree (Vehtari et al. 2021, section 4.2).
-
-    Args:
-        values: One or more numbers per step, [C, T, ...], with at least 4 steps.
-
-    Returns:
-        One value per number, [...], in float64; 1 for a number that never changes.
+    median. Chains with the same mean but different widths therefore disagree (Vehtari et al. 2021, section 4.2). For
+    numbers [C, T, ...] from chains of at least 4 steps, the result is [...], in float64; 1 for a number that never changes.
     """
     values = _halves(values)
     center = values.flatten(0, 1).median(0).values
@@ -33,13 +28,8 @@ def effective_sample_size(values: Tensor) -> Tensor:
     where $\gamma_t$ is the mean over chains of the autocovariance at lag t, and B and W are defined in `split_r_hat`.
 
     Chains are split in halves first. The sum ends when the sum of two neighboring autocorrelations is no longer positive. These
-    pair sums are made nonincreasing (Geyer 1992).
-
-    Args:
-        values: One or more numbers per step, [C, T, ...], with at least 4 steps.
-
-    Returns:
-        One value per number, [...], in float64, at most C T log10(C T).
+    pair sums are made nonincreasing (Geyer 1992). For numbers [C, T, ...] from chains of at least 4 steps, the result
+    is [...], in float64, at most C T log10(C T).
     """
     values = _halves(values)
     chains, steps = values.shape[:2]

@@ -14,15 +14,7 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """Kernel geometry of a convolution, and the number of zeros around its map.
-
-    Args:
-        kernel: Size of the kernel in each axis.
-        stride: Stride in each axis.
-        dilation: Dilation in each axis.
-        padding: Number of zeros before and after the map, in each axis.
-        groups: Number of groups of channels.
-    """
+    """Kernel geometry of a convolution in each axis, and the number of zeros before and after its map."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]

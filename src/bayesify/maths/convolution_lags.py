@@ -43,15 +43,12 @@ def _negated(lag: Offset) -> Offset:
 class _Box:
     """Correlation over a part of the positions at a border.
 
-    Args:
-        lags: Lag in each axis.
-        ranges: First position and end in each axis, counted in the factor that the lag does not shift in this axis.
-        axis: An axis in which the box is a strip at a border.
+    `ranges` are the first position and the end in each axis, counted in the factor that the lag does not shift.
     """
 
     lags: Offset
     ranges: tuple[tuple[int, int], ...]
-    axis: int
+    axis: int  # an axis in which the box is a strip at a border
 
     def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
         """One of the two factors of the box, as a view of the border's positions [G, M, *n, C], which begin at `start`."""
@@ -63,23 +60,14 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Plan for assembling the matrix of all pairs of kernel positions.
+    """Plan for assembling the matrix of all pairs of kernel positions."""
 
-    Args:
-        lags: Half of the lags between kernel positions; the other half have the opposite sign.
-        order: Index of each pair's lag in the list of `lags` followed by their opposites.
-        boxes: All distinct boxes that the windows of pairs exclude from the full correlations.
-        targets: Index of the pair from which each term is subtracted.
-        sources: Index of each term among boxes and their transposes: 2 i for box i, 2 i + 1 for its transpose.
-        signs: Sign of each term, [terms, 1, 1, 1].
-    """
-
-    lags: tuple[Offset, ...]
-    order: Tensor
-    boxes: tuple[_Box, ...]
-    targets: Tensor
-    sources: Tensor
-    signs: Tensor
+    lags: tuple[Offset, ...]  # half of the lags between kernel positions; the other half have the opposite sign
+    order: Tensor  # index of each pair's lag in the list of `lags` followed by their opposites
+    boxes: tuple[_Box, ...]  # all distinct boxes that the windows of pairs exclude from the full correlations
+    targets: Tensor  # index of the pair from which each term is subtracted
+    sources: Tensor  # index of each term: 2 i for box i, 2 i + 1 for its transpose
+    signs: Tensor  # sign of each term, [terms, 1, 1, 1]
 
     def subtract(self, gram: Tensor, sums: Tensor) -> Tensor:
         """Full correlations of all pairs, [pairs, G, C, C], minus the correlations over boxes, [boxes, G, C, C]."""

@@ -7,20 +7,11 @@ from torch import Tensor
 
 
 def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices, $A = Q \Lambda Q^\top$, in the dtype of A.
+    r"""Ascending eigenvalues, [..., n], and eigenvectors, [..., n, n], of symmetric matrices, $A = Q \Lambda Q^\top$.
 
     The computation is in float64, and on the CPU if the device does not support float64. In float32 some machines'
-    LAPACK does not converge for curvatures with many zero rows.
-
-    Args:
-        matrix: Matrices A, [..., n, n].
-        what: Name of the matrix for errors.
-
-    Returns:
-        The eigenvalues, [..., n], and the eigenvectors, [..., n, n].
-
-    Raises:
-        ValueError: If the matrix is not finite, or no eigenvectors are found.
+    LAPACK does not converge for curvatures with many zero rows. If a matrix is not finite or no eigenvectors are found,
+    a `ValueError` calls the matrix `what`.
     """
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError(f"{what} is not finite; check the data and the network's outputs for NaN or infinity")

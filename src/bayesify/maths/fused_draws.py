@@ -201,9 +201,7 @@ class Joined:
     def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
         """Copies of tensors of these sizes, [S, *shape] each, in one piece of memory; absent tensors and gaps are 0.
 
-        Args:
-            values: Tensors of one type.
-            zeros: Zeros of the result's dtype, [ALIGNMENT_NUMBERS].
+        `zeros` are `ALIGNMENT_NUMBERS` zeros of the result's dtype.
         """
         pieces = []
         for at in self.order:
@@ -276,11 +274,8 @@ def fused_draws(
 ) -> tuple[list[Tensor], Tensor]:
     """Draws [S, *shape] of each weight of a plan, and their KL, a scalar in nats, differentiable with respect to the parameters.
 
-    Args:
-        plan: Plan of the parameters.
-        reference: The same computation without kernels, for second derivatives.
-        seed: Seed of the noise, [1].
-        parameters: Parameters in the order of the plan's gradients.
+    `reference` is the same computation without kernels, for second derivatives. The seed of the noise is [1], and the
+    parameters have the order of the plan's gradients.
     """
     *draws, kl = _FusedDraw.apply(plan, reference, seed, *parameters)
     return draws, kl

@@ -57,19 +57,14 @@ class Matrix:
     """One matrix `[W b]` in the layout that kernels read (columns in memory order), together with its noise $[E_3 E]$.
     $E_3$ has `thin` columns.
 
-    Args:
-        outputs: Sizes and strides of W, and of b if there is one, in the network.
-        lookup: Whether W is an embedding table, whose rows are the columns of the matrix.
-        ratio: Prior standard deviation of b divided by the prior standard deviation of W.
-        shape: d_out, d_in, M_r, M_c.
-        noise: Position of the noise in the stream: its first number, and the distances between draws and between rows, all
-            multiples of four.
+    The position of the noise in the stream is its first number, and the distances between draws and between rows, all
+    multiples of four.
     """
 
-    outputs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
-    lookup: bool
-    ratio: float
-    shape: tuple[int, int, int, int]
+    outputs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # sizes and strides of W, and of b, in the network
+    lookup: bool  # whether W is an embedding table, whose rows are the columns of the matrix
+    ratio: float  # prior standard deviation of b divided by the prior standard deviation of W
+    shape: tuple[int, int, int, int]  # d_out, d_in, M_r, M_c
     noise: tuple[int, int, int]
 
     @property
@@ -224,13 +219,8 @@ class MatheronPlan:
     ) -> tuple[Sequence[Place], list[Tensor]]:
         """Draws of each W and b and, for the backward pass, i and $A_r o$ in the layout of `start`.
 
-        Args:
-            low: Whether products with matrices of the weights' size use bfloat16.
-            seed: Seed of the noise, [1].
-            rows: See `operands`.
-            cols: See `operands`.
-            start: Matrices V, [S, M_r, M_c] each, concatenated.
-            size: s of each matrix.
+        With `low`, products with matrices of the weights' size use bfloat16. `rows` and `cols` come from `operands`,
+        `start` holds the matrices V, [S, M_r, M_c] each, concatenated, and `size` is s of each matrix.
         """
         from bayesify.maths import matheron_kernels as kernels
 

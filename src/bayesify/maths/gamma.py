@@ -13,15 +13,8 @@ def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> T
 
     The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit gradient (Figurnov et al.
     2018), $-\partial_a F(x; a) / p(x; a)$ with F the distribution function, which is the gradient of $x = F^{-1}(u; a)$. torch
-    approximates it with a relative error below 5e-4.
-
-    Args:
-        shape: Shape parameters a, a tensor of any shape.
-        num_draws: S.
-        generator: Source of randomness, on any device; torch's global generator by default.
-
-    Returns:
-        [S, *shape].
+    approximates it with a relative error below 5e-4. For shape parameters a in a tensor of any shape, the result is
+    [S, *shape].
     """
     return source_of(generator).gamma(shape.expand(num_draws, *shape.shape))
 
@@ -32,12 +25,6 @@ def gamma_kl(shape: Tensor, rate: Tensor, prior_shape: float, prior_rate: float)
     $$ (a - a_0) \psi(a) - \log \frac{\Gamma(a)}{\Gamma(a_0)} + a_0 \log \frac{b}{b_0} + a \frac{b_0 - b}{b} $$
 
     The computation uses float64 if the device supports it, because single terms reach millions of nats in large layers.
-
-    Args:
-        shape: a.
-        rate: b.
-        prior_shape: Shape parameter $a_0$ of the prior.
-        prior_rate: Rate $b_0$ of the prior.
     """
     a, b = widened(shape), widened(rate)
     start = a.new_full((), prior_shape)

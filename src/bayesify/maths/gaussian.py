@@ -171,16 +171,7 @@ def draw_diagonals(
 def diagonal_moments(
     means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    r"""Means and variances of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
-
-    Args:
-        means: Mean m of each Gaussian, in any shape.
-        log_stds: Log standard deviation log s of each Gaussian, in the shape of its mean.
-        prior_stds: Prior standard deviation $\sigma$ of each Gaussian.
-
-    Returns:
-        m and $s^2$ of each Gaussian, and the KL, a scalar in nats.
-    """
+    r"""m and $s^2$ of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors; see `draw_diagonals`."""
     if transforming():
         _, std, kl = _joined(means, log_stds, prior_stds)
         return means, _split(std.square(), means), kl

@@ -10,16 +10,8 @@ from torch import Tensor
 
 
 def squared_exponential_matrix(x: Tensor, other: Tensor, log_variance: Tensor) -> Tensor:
-    r"""$a^2 \exp(-\tfrac12 \lVert x - x' \rVert^2)$ for all pairs of rows, as the exponential of one product.
-
-    Args:
-        x: [..., N, D].
-        other: [..., M, D].
-        log_variance: $\log a^2$, a scalar.
-
-    Returns:
-        [..., N, M].
-    """
+    r"""$a^2 \exp(-\tfrac12 \lVert x - x' \rVert^2)$ for all pairs of rows, as the exponential of one product:
+    [..., N, D], [..., M, D] -> [..., N, M]."""
     left = -0.5 * x.square().sum(-1, keepdim=True)
     right = left if other is x else -0.5 * other.square().sum(-1, keepdim=True)
     extended = torch.cat((x, left + log_variance, torch.ones_like(left)), dim=-1)

@@ -36,20 +36,14 @@ MAX_MATRIX_PERIOD = 64
 class Spectra:
     """Values for the gradient of `correlate`.
 
-    Args:
-        both: Spectra of x and y, concatenated, [F, G, 2, M, C + R]. The axis of length 2 holds real and imaginary parts, and F is
-            the number of frequencies of a real transform.
-        own: Waves of the lags between x and x, [2, lags, F].
-        cross: Waves of the lags between x and y.
-        sizes: Period in each axis.
-        channels: C.
+    The axis of length 2 holds real and imaginary parts, and F is the number of frequencies of a real transform.
     """
 
-    both: Tensor
-    own: Tensor
-    cross: Tensor
-    sizes: tuple[int, ...]
-    channels: int
+    both: Tensor  # spectra of x and y, concatenated, [F, G, 2, M, C + R]
+    own: Tensor  # waves of the lags between x and x, [2, lags, F]
+    cross: Tensor  # waves of the lags between x and y
+    sizes: tuple[int, ...]  # period in each axis
+    channels: int  # C
 
     def right_sums(self) -> Tensor:
         """Sums over the positions of y, [G, M, R]: the spectrum at frequency 0."""
@@ -112,13 +106,9 @@ def correlate_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Gradients with respect to x and y: sums of shifted maps, computed by the same transforms.
 
-    Args:
-        spectra: Result of `correlate`.
-        own: Gradient with respect to the first result of `correlate`.
-        cross: Gradient with respect to the second result of `correlate`.
-        shapes: Shapes of x and y.
-        sums: Gradient with respect to the sum over positions of y, [G, M, R], if this sum was taken from the spectrum.
-        scale: The scale of `correlate`. If it is not given, gradients are with respect to the scaled maps.
+    `own` and `cross` are gradients with respect to the results of `correlate`, and `sums` is the gradient with respect
+    to the sum over positions of y, [G, M, R], if this sum was taken from the spectrum. Without the scale of `correlate`,
+    the results are gradients with respect to the scaled maps.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)

@@ -26,15 +26,11 @@ STACKS_ON = ("cuda",)
 
 @dataclass(frozen=True)
 class Stack:
-    """Factors of all matrices of all blocks, each kind in one tensor, padded with zeros to M inducing rows and columns.
+    """Factors of all matrices of all blocks, each kind in one tensor, padded with zeros to M inducing rows and columns."""
 
-    Shapes:
-        row_reach: [L, M, D_out]; col_reach: [L, M, D_in]; col_rest: [L, M, M].
-    """
-
-    row_reach: Tensor
-    col_reach: Tensor
-    col_rest: Tensor
+    row_reach: Tensor  # [L, M, D_out]
+    col_reach: Tensor  # [L, M, D_in]
+    col_rest: Tensor  # [L, M, M]
 
 
 @dataclass(frozen=True)
@@ -43,20 +39,15 @@ class Factors:
 
     With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$, so that
     $A A^\top + B B^\top = I$. Matrices of equal size form a group; a group of G matrices has one entry in the lists.
-
-    Shapes:
-        row_reach: a list of [G, M_r, d_out]; col_reach: a list of [G, M_c, d_in].
-        row_rest, row_tril: [L, M_r, M_r]; col_rest, col_tril: [L, M_c, M_c].
-        stack: The factors of all blocks together, if they were factorized as a stack.
     """
 
-    row_reach: list[Tensor]
-    row_rest: Tensor
+    row_reach: list[Tensor]  # [G, M_r, d_out] each
+    row_rest: Tensor  # [L, M_r, M_r]
     row_tril: Tensor
-    col_reach: list[Tensor]
-    col_rest: Tensor
+    col_reach: list[Tensor]  # [G, M_c, d_in] each
+    col_rest: Tensor  # [L, M_c, M_c]
     col_tril: Tensor
-    stack: Stack | None = None
+    stack: Stack | None = None  # the factors of all blocks together, if they were factorized as a stack
 
     @property
     def counts(self) -> list[int]:
@@ -66,19 +57,12 @@ class Factors:
 
 @dataclass(frozen=True)
 class Augmented:
-    """Parameters of L matrices with inducing matrices of the same size, in groups of matrices of equal size.
+    """Parameters of L matrices with inducing matrices of the same size, in groups of matrices of equal size."""
 
-    Args:
-        z_row: Matrices Z_r of each group, [G, M_r, d_out].
-        z_col: Matrices Z_c of each group, [G, M_c, d_in].
-        d_row: Diagonals of D_r, [L, M_r].
-        d_col: Diagonals of D_c, [L, M_c].
-    """
-
-    z_row: Sequence[Tensor]
-    z_col: Sequence[Tensor]
-    d_row: Tensor
-    d_col: Tensor
+    z_row: Sequence[Tensor]  # Z_r of each group, [G, M_r, d_out]
+    z_col: Sequence[Tensor]  # Z_c of each group, [G, M_c, d_in]
+    d_row: Tensor  # diagonals of D_r, [L, M_r]
+    d_col: Tensor  # diagonals of D_c, [L, M_c]
 
 
 def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Factors]:
@@ -87,12 +71,8 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
     $D^2$ is increased by 1e-12 times the largest diagonal entry of Z Z^T. The augmented prior has the right marginal
     for every D, so this changes only the posterior family, not the validity of the bound. Without this increase, a D
     that training drives to 0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in
-    float64 if the device supports it.
-
-    Args:
-        blocks: The matrices.
-        stack: Whether products of small matrices on a GPU are also computed in one call, as is faster for one draw with
-            gradients.
+    float64 if the device supports it. With `stack`, products of small matrices on a GPU are also computed in one call,
+    as is faster for one draw with gradients.
     """
     if stack and blocks[0].d_row.device.type in STACKS_ON and _stack_pays(blocks):
         return _factorize_stack(blocks)
@@ -301,12 +281,8 @@ def conditional_draw(
 def conditional_draws(
     blocks: Sequence[tuple[Factors, Tensor, Any, Tensor, Sequence[Tensor]]], dtype: torch.dtype | None = None
 ) -> list[list[Tensor]]:
-    r"""`conditional_draw` of every block.
-
-    Args:
-        blocks: Factors, whitened U, $\lambda$ (`None` for 0, so that W is its mean), $\sigma$ and noise of each block.
-        dtype: See `conditional_draw`.
-    """
+    r"""`conditional_draw` of every block, given by factors, whitened U, $\lambda$, $\sigma$ and noise. If $\lambda$ is
+    `None`, it is 0, and W is its mean."""
     if blocks[0][2] is None:
         return [conditional_mean(part, u * sigma.reshape(len(sigma), -1, 1, 1)) for part, u, _, sigma, _ in blocks]
     return [conditional_draw(*block, dtype) for block in blocks]

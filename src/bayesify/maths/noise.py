@@ -75,11 +75,7 @@ class NoiseSource:
 
 
 class SeededNoise(NoiseSource):
-    """Source whose normal numbers come from a seed that was drawn earlier.
-
-    Args:
-        value: The seed, [1].
-    """
+    """Source whose normal numbers come from a seed, [1], that was drawn earlier."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__(None)
@@ -158,13 +154,10 @@ class _PerModel(Function):
 
 
 def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
-    """Member indices for draws of a mixture, in random order. The numbers of draws per member differ by at most one.
+    """Member indices, [S], for draws of a mixture, in random order. The numbers of draws per member differ by at most one.
 
     Every index is uniformly distributed over the members, as with independent choices. If `num_draws` equals
     `num_members`, however, each member occurs once, which removes the Monte Carlo error of the choice.
-
-    Returns:
-        [num_draws], integers.
     """
     source = source_of(generator)
     order = [source.permutation(num_members, device) for _ in range(-(-num_draws // num_members))]
@@ -193,11 +186,6 @@ def normal_numbers(count: int, kind: Any, seed: int) -> Any:
     $x = \operatorname{sign}(i)\, \Phi^{-1}(1 - |i| / 2^{32})$. The quantile function is piecewise linear, with 128
     segments per power of two of |i|, and accurate to $10^{-5}$ up to 6.2 standard deviations. In float64, the numbers
     come from NumPy's ziggurat method.
-
-    Args:
-        count: Number of numbers.
-        kind: `np.float32` or `np.float64`.
-        seed: Seed of the streams.
     """
     numbers: Any = np.empty(count, dtype=kind)
     blocks = range(-(-count // NUMBERS_PER_STREAM))

@@ -23,13 +23,7 @@ def slope(u: Tensor, w: Tensor) -> Tensor:
        \epsilon = 32\, \text{eps}\, (1 + |u| |w|) \le \tfrac12 $$
 
     In floating point, softplus alone is 0 for $w \cdot u$ far below 0, and the layer would not be invertible.
-
-    Args:
-        u: [..., D].
-        w: [..., D].
-
-    Returns:
-        [..., 1].
+    For u and w [..., D], the result is [..., 1].
     """
     size = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(w, dim=-1, keepdim=True)
     least = (MARGIN_IN_ROUNDINGS * torch.finfo(u.dtype).eps * (1 + size)).clamp_max(0.5)
@@ -41,10 +35,6 @@ def invertible(u: Tensor, w: Tensor) -> Tensor:
     r"""$\hat u$, the u of an invertible planar layer, with $w \cdot \hat u > -1$ from `slope`.
 
     $$ \hat u = u + (w \cdot \hat u - w \cdot u)\, w / |w|^2 $$
-
-    Args:
-        u: [..., D].
-        w: [..., D].
     """
     product = (w * u).sum(-1, keepdim=True)
     return u + (slope(u, w) - product) * w / w.square().sum(-1, keepdim=True)
@@ -56,14 +46,7 @@ def planar(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     $$ f(z) = z + \hat u \tanh(w \cdot z + b), \qquad
        \log |\det f'| = \log (1 + w \cdot \hat u\, \tanh'(w \cdot z + b)) $$
 
-    Args:
-        z: [..., D].
-        u: Unconstrained u, [..., D]; see `invertible`.
-        w: [..., D].
-        b: [...].
-
-    Returns:
-        f(z), [..., D], and the log-determinant, [...].
+    z, w and the unconstrained u (see `invertible`) are [..., D], as is f(z). b and the log-determinant are [...].
     """
     activation = ((w * z).sum(-1) + b).tanh()
     log_det = (slope(u, w).squeeze(-1) * (1 - activation.square())).log1p()

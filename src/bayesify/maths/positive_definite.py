@@ -82,12 +82,7 @@ class _Forms(Function):
 def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tensor]:
     r"""$A^{-1}$, its diagonal and $\log\det A$ of positive definite matrices, [..., n, n], [..., n] and [...]; differentiable once.
 
-    Args:
-        matrix: A.
-        what: Name of the matrix for warnings and errors.
-
-    Raises:
-        ValueError: If the matrix is not positive definite, or not finite.
+    A matrix that is not finite or not positive definite raises `ValueError`; see `stable_cholesky`.
     """
     inverse, diagonal, log_det = _InverseAndLogDet.apply(matrix, what)
     return inverse, diagonal, log_det

@@ -24,25 +24,15 @@ class Regression:
     where $w = T \tilde w$ has the prior covariance $T T^\top$ and $B = T^\top A^\top \Lambda A\, T$ (Ober & Aitchison 2021,
     eq. 11). All eigenvalues of $I + B$ are at least 1, whatever the prior's scale, so the factorization is stable. All
     values, including draws, are in float64 if the device supports it.
-
-    Args:
-        mean: Posterior mean $\tilde m$, [*batch, G, D, R].
-        root: Matrix $L^{-1}$, [*batch, G, D, D].
-        log_det: $\log \det L$, summed over the G regressions, [*batch].
-        failed: Nonzero if a factorization failed, [*batch, G]; the other fields are then meaningless.
     """
 
-    mean: Tensor
-    root: Tensor
-    log_det: Tensor
-    failed: Tensor
+    mean: Tensor  # posterior mean, [*batch, G, D, R]
+    root: Tensor  # L^-1, [*batch, G, D, D]
+    log_det: Tensor  # log det L, summed over the G regressions, [*batch]
+    failed: Tensor  # nonzero if a factorization failed, [*batch, G]; the other fields are then meaningless
 
     def draw(self, noise: Tensor) -> Tensor:
-        r"""$\tilde W = \tilde m + L^{-\top} \epsilon$.
-
-        Args:
-            noise: Standard normal noise $\epsilon$, [*batch, G, D, R].
-        """
+        r"""$\tilde W = \tilde m + L^{-\top} \epsilon$ for standard normal noise $\epsilon$, [*batch, G, D, R]."""
         return self.mean + self.root.mT @ noise.to(self.mean.dtype)
 
     def closed_kl(self) -> Tensor:
@@ -55,12 +45,7 @@ class Regression:
         return outputs * (0.5 * (trace - size) + self.log_det) + 0.5 * self.mean.square().sum((-1, -2, -3))
 
     def sampled_kl(self, noise: Tensor, drawn: Tensor) -> Tensor:
-        r"""$\log q(\tilde W) - \log p(\tilde W)$ at a draw, in nats, summed over all axes except the batch.
-
-        Args:
-            noise: Noise $\epsilon$ of the draw.
-            drawn: $\tilde W$.
-        """
+        r"""$\log q(\tilde W) - \log p(\tilde W)$ at a draw, in nats, summed over all axes except the batch."""
         outputs = self.mean.shape[-1]
         return outputs * self.log_det + 0.5 * (drawn.square() - noise.square()).sum((-1, -2, -3))
 
@@ -73,16 +58,13 @@ class RegressionFactors:
     identity is preserved for norms up to $10^{12}$, and also for larger norms that are due only to the units of the
     columns of B.
 
-    Args:
-        gram: Matrix B, [*batch, G, D, D].
-        cross: Matrix $C = T^\top A^\top \Lambda V$, [*batch, G, D, R].
-        careful: Name of $I + B$ for warnings and errors. If it is given, a matrix that is not finite raises an error,
-            and a matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at
-            least 1, so that no variance exceeds the prior's. If it is not given, failures are only marked in `failed`.
+    `careful` is the name of $I + B$ for warnings and errors. If it is given, a matrix that is not finite raises an
+    error, and a matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at
+    least 1, so that no variance exceeds the prior's. If it is not given, failures are only marked in `failed`.
     """
 
-    gram: Tensor
-    cross: Tensor
+    gram: Tensor  # B, [*batch, G, D, D]
+    cross: Tensor  # C = T^T A^T Lambda V, [*batch, G, D, R]
     careful: str | None = None
 
     def _wide(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,11 +73,7 @@ class RegressionFactors:
         return gram, cross, torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 
     def solve(self) -> Regression:
-        """The posterior.
-
-        Raises:
-            ValueError: If a matrix is not finite, and `careful` is given.
-        """
+        """The posterior."""
         gram, cross, eye = self._wide()
         precision = gram + eye
         if self.careful is not None and should_check(gram) and not bool(torch.isfinite(precision).all()):
@@ -115,9 +93,7 @@ class RegressionFactors:
 
         $$ \tilde W = K^\top (K\, C + \epsilon), \qquad K = L^{-1} $$
 
-        Args:
-            noise: Noise $\epsilon$, [*batch, G, D, R].
-            kl_form: `"closed"` or `"sampled"`.
+        The noise is [*batch, G, D, R], and the form of the KL is `"closed"` or `"sampled"`.
         """
         if kl_form == "closed" and self.careful is None and not transforming():
             gram, cross, eye = self._wide()
