@@ -33,19 +33,11 @@ def attend(
     mask: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, ...]:
-    """Moments of attention, from means and variances of queries, keys and values.
+    """Moments of attention, from means and variances of queries, [B, ..., T, D], keys and values, [B, ..., J, D].
 
-    Args:
-        query: Mean and variance of the queries, each [B, ..., T, D].
-        key: Mean and variance of the keys, each [B, ..., J, D].
-        value: Mean and variance of the values, each [B, ..., J, D].
-        share: Correlation between the positions of the values, [B].
-        mask: Tensor that is added to the scores.
-        scale: Factor on the scores.
-
-    Returns:
-        Means and variances of the outputs, each [B, ..., T, D]; the attention, [B, ..., T, J]; and the variance of the scores,
-        weighted by the attention, [B, ..., T, 1].
+    `share` is the correlation between the positions of the values, [B]. The mask is added to the scores. The results
+    are the outputs' means and variances, each [B, ..., T, D]; the attention, [B, ..., T, J]; and the variance of the
+    scores, weighted by the attention, [B, ..., T, 1].
     """
     parts = (*query, *key, *value)
     mean = query[0]

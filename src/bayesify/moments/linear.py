@@ -62,7 +62,7 @@ def _own(
         return layer(second, weight, bias)
     if bias is None:
         return torch.zeros_like(like)
-    return bias.view(-1, *[1] * (like.ndim - 2)).expand_as(like) if layer is not F.linear else bias.expand_as(like)
+    return (bias if layer is F.linear else bias.view(-1, *[1] * (like.ndim - 2))).expand_as(like)
 
 
 def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
@@ -78,18 +78,9 @@ def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
     r"""Correlation of the noise that shared weights cause, at neighboring positions and at any two positions. The correlation at
-    positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q.
+    positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q: [2, B].
 
-    Args:
-        x: The layer's input.
-        mean: Means of the input.
-        batch: Axis of examples.
-        positions: Axes of positions.
-        weight: Variance of the weights of each input channel, summed over outputs, [I].
-        bias: Variance of the biases.
-
-    Returns:
-        The two correlations, [2, B].
+    `weight` is the variance of the weights of each input channel, summed over outputs, [I].
     """
     constant = mean.new_zeros(()) if bias is None else bias.sum()
     if weight is None:
@@ -453,14 +444,7 @@ def _dense_layer_norm(value: Value, spread: Tensor, weight: Tensor | None, bias:
     With $q = \mathbb{E}\,|c|^2 / C + \epsilon$ for centered units c, $z = m / \sqrt q$ and $S = \Sigma / q$, the squared scale has
     relative variance $\nu = (4 z^\top S z + 2 \operatorname{tr} S^2) / C^2$. The mean is $(1 + \frac38 \nu)\,z - S z / C$, and
     the gain is $((1 + \frac38 \nu) I - (z z^\top + S) / C) / \sqrt q$. The variance of the nonlinear part of unit i is
-    $\frac12 \operatorname{tr}(H_i S H_i S)$, where $H_i$ is the unit's Hessian.
-
-    Args:
-        value: Units with channels on the last axis.
-        spread: Covariances, [B, P, C, C].
-        weight: Scale of each channel.
-        bias: Shift of each channel.
-        eps: Number added to the squared scale.
+    $\frac12 \operatorname{tr}(H_i S H_i S)$, where $H_i$ is the unit's Hessian. The covariances are [B, P, C, C].
     """
     batch, count = value.batch, value.mean.shape[-1]
     spread = spread - spread.mean(-1, keepdim=True)
@@ -492,12 +476,7 @@ def _dense_layer_norm(value: Value, spread: Tensor, weight: Tensor | None, bias:
 
 
 def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mean and gain of normalized channels, and the covariance of the nonlinear part; see `_dense_layer_norm`.
-
-    Args:
-        z: Normalized means, [B, P, C].
-        s: Normalized covariances, [B, P, C, C].
-    """
+    """The mean and gain of normalized channels, and the covariance of the nonlinear part; see `_dense_layer_norm`."""
     count, row, column = z.shape[-1], z.unsqueeze(-2), z.unsqueeze(-1)
     along = s @ column  # S z, [B, P, C, 1]
     both, squares = row @ along, s.square().sum((-2, -1), keepdim=True)  # [B, P, 1, 1]

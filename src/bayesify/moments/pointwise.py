@@ -50,15 +50,10 @@ def elementwise(
     count: int = NUM_QUADRATURE_POINTS,
     rises: bool = False,
 ) -> Moments:
-    """Apply an elementwise function to units, by a closed form for Gaussian units or by quadrature.
+    """Apply an elementwise function to units, by a closed form for Gaussian units or by quadrature with `count` points.
 
-    Args:
-        x: Units.
-        function: The elementwise function.
-        name: Name of the function.
-        closed_form: Function from the units' means and variances to the result's mean, variance and gain; `None` for quadrature.
-        count: Number of quadrature points.
-        rises: Whether the function is nondecreasing.
+    The closed form takes the units' means and variances and returns the result's mean, variance and gain. `rises` says
+    whether the function is nondecreasing.
     """
     value = nonlinear(value_of(x), name)
     made = _elementwise(value, function, closed_form, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -145,20 +146,14 @@ def _pieces(
     return split_rows(args, kwargs, max(1, math.floor(budget / (4 * max(1.0, per_row)))))
 
 
+@dataclass(frozen=True)
 class _Network:
-    """A network that runs with the means and variances of its weights.
+    """A network that runs with the means and variances of its weights."""
 
-    Args:
-        runner: Runner of the network.
-        weights: Moments of the weights.
-        output: Name or index of the output to use, if the network has several.
-        decisions: Cache of decisions for the current state of each posterior.
-    """
-
-    def __init__(
-        self, runner: Runner, weights: Weights, output: str | int | None, decisions: tuple[dict[Any, Any], ...]
-    ) -> None:
-        self.runner, self.weights, self.output, self.decisions = runner, weights, output, decisions
+    runner: Runner
+    weights: Weights
+    output: str | int | None  # name or index of the output to use, if the network has several
+    decisions: tuple[dict[Any, Any], ...]  # decisions for the current state of each posterior
 
     def _run(self, args: Any, kwargs: Any) -> Tensor | Value:
         counter = Pass(batch_size(args, kwargs))
@@ -337,9 +332,7 @@ def _points(gaussian: OutputGaussian) -> Tensor:
         noise = torch.cat((half, -half)) / half.square().mean(0).sqrt()
         return mean + (noise.unsqueeze(1) * spread.sqrt()).view(len(noise), *mean.shape)
     diagonal = spread.diagonal(dim1=-2, dim2=-1)
-    diagonal += (
-        1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny
-    )  # the covariance may be singular
+    diagonal += 1e-6 * diagonal.mean(-1, keepdim=True) + torch.finfo(spread.dtype).tiny  # it may be singular
     factor = torch.linalg.cholesky_ex(spread).L
     noise = _rule(spread.shape[1]).to(mean)
     found = torch.addmm(mean.mT.flatten(), noise, factor.permute(2, 1, 0).flatten(1))  # [n, O B]

@@ -46,40 +46,24 @@ class Noise(Protocol):
 
 @dataclass(eq=False)
 class Node:
-    """A random value in the graph of responses.
-
-    Args:
-        shape: Shape of the units.
-        parents: Nodes of the values from which this value was computed.
-        push: Linear function from the parents' changes to the value's change.
-        noise: The value's own noise; `None` if it adds none.
-        cost: Number of products in `push`.
-        total: The total noise of the value, if it is known so well that it can replace all earlier nodes; otherwise `None`.
-    """
+    """A random value in the graph of responses."""
 
     shape: torch.Size
-    parents: tuple[Node, ...] = ()
-    push: Callable[..., Tensor] | None = None
-    noise: Noise | None = None
-    cost: float = 0.0
-    total: Noise | None = None
+    parents: tuple[Node, ...] = ()  # nodes of the values from which this value was computed
+    push: Callable[..., Tensor] | None = None  # linear function from the parents' changes to the value's change
+    noise: Noise | None = None  # the value's own noise
+    cost: float = 0.0  # number of products in `push`
+    total: Noise | None = None  # the total noise, if it is known so well that it can replace all earlier nodes
     order: int = field(default_factory=lambda: next(_order))
 
 
 @dataclass
 class Spread:
-    """Noise with a variance for each unit and a correlation between the positions of a channel.
-
-    Args:
-        variance: Variances, in the units' shape.
-        channels: Kinds of the units' axes; see `Value`.
-        share: Correlation between positions of a channel, [B]; `None` if all positions are independent.
-        is_rest: Whether the noise is the part of a nonlinear function that the function's linear response leaves out.
-    """
+    """Noise with a variance for each unit and a correlation between the positions of a channel."""
 
     variance: Tensor
-    channels: tuple[int, ...]
-    share: Tensor | None = None
+    channels: tuple[int, ...]  # kinds of the units' axes; see `Value`
+    share: Tensor | None = None  # correlation between positions of a channel, [B]; `None` if they are independent
     is_rest: bool = False
     cost: float = 0.0
 
@@ -114,17 +98,11 @@ class Spread:
 
 @dataclass
 class Correlated:
-    """Nonlinear noise with a covariance between the channels of a position and a correlation between positions.
+    """Nonlinear noise with a covariance between the channels of a position and a correlation between positions."""
 
-    Args:
-        covariance: Covariances, [B, P, C, C].
-        batch: Axis of examples in the shape of the units. The last axis of this shape holds the channels.
-        share: Correlation between positions, [B].
-    """
-
-    covariance: Tensor
-    batch: int
-    share: Tensor
+    covariance: Tensor  # [B, P, C, C]
+    batch: int  # axis of examples in the shape of the units, whose last axis holds the channels
+    share: Tensor  # correlation between positions, [B]
     cost: float = 0.0
     is_rest: bool = True
 
@@ -150,23 +128,14 @@ class Correlated:
 
 @dataclass
 class SharedWeights:
-    r"""Noise of weights that all positions of an example share: $\xi_{po} = \sum_j \omega_{oj} \varphi_{pj} + \beta_o$.
+    r"""Noise of weights that all positions of an example share: $\xi_{po} = \sum_j \omega_{oj} \varphi_{pj} + \beta_o$."""
 
-    Args:
-        inputs: Function that returns the means of $\varphi$ for each group of channels, [B, groups, P, J].
-        variance: Variance of $\omega$, [groups, O / groups, J]; `None` if the weights are fixed.
-        bias: Variance of $\beta$, [O]; `None` if the bias is fixed.
-        arrange: Function that rearranges slopes from the units' shape to [B, P, O].
-        cost: Number of products for one output.
-        second: Function that returns the noise that comes from the variance of $\varphi$; `None` if $\varphi$ is fixed.
-    """
-
-    inputs: Callable[[], Tensor]
-    variance: Tensor | None
-    bias: Tensor | None
-    arrange: Callable[[Tensor], Tensor]
-    cost: float
-    second: Callable[[], Spread] | None = None
+    inputs: Callable[[], Tensor]  # function that returns the means of phi for each group of channels, [B, groups, P, J]
+    variance: Tensor | None  # variance of omega, [groups, O / groups, J]; `None` if the weights are fixed
+    bias: Tensor | None  # variance of beta, [O]; `None` if the bias is fixed
+    arrange: Callable[[Tensor], Tensor]  # function that rearranges slopes from the units' shape to [B, P, O]
+    cost: float  # number of products for one output
+    second: Callable[[], Spread] | None = None  # function that returns the noise from the variance of phi
     is_rest: bool = False
 
     @property
@@ -200,17 +169,11 @@ class SharedWeights:
 
 @dataclass
 class SharedRows:
-    """Noise of an embedding's rows. Positions with the same token share a row.
+    """Noise of an embedding's rows. Positions with the same token share a row."""
 
-    Args:
-        std: Standard deviations of the embedding row at each position, [B, P, E].
-        first: For each position, the first position with the same token, [B, P].
-        arrange: Function that rearranges slopes from the units' shape to [B, P, E].
-    """
-
-    std: Tensor
-    first: Tensor
-    arrange: Callable[[Tensor], Tensor]
+    std: Tensor  # standard deviations of the embedding row at each position, [B, P, E]
+    first: Tensor  # for each position, the first position with the same token, [B, P]
+    arrange: Callable[[Tensor], Tensor]  # function that rearranges slopes from the units' shape to [B, P, E]
     cost: float = 0.0
     num_sure: int = 1
     is_rest: bool = False
@@ -252,11 +215,8 @@ def _cost(node: Node) -> float:
 class Plan:
     """The nodes that are differentiated, from the last to the first, and the noise of each node.
 
-    Args:
-        node: Node of the outputs.
-        outputs: Number of outputs to differentiate.
-        budget: Maximum number of multiplications. The walk over the nodes ends before it exceeds the budget, at a value whose
-            total noise is known and through which all earlier noise passes.
+    `outputs` is the number of outputs to differentiate. The walk over the nodes ends before it exceeds the budget of
+    multiplications, at a value whose total noise is known and through which all earlier noise passes.
     """
 
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
@@ -307,11 +267,7 @@ class Plan:
 def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
     """The covariance of each example's outputs, [B, O, O], and its exact part, [B, O, O], from one reverse pass per output.
 
-    The exact part does not depend on an estimated correlation between positions.
-
-    Args:
-        plan: Plan of the outputs.
-        like: A tensor [B, O] with the dtype and the device of the result.
+    The exact part does not depend on an estimated correlation between positions. The tensor `like` is [B, O].
     """
     kept: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
     for found in plan.features(like):
@@ -328,16 +284,8 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The variance of each unit, the nonlinear part of the variance, and the covariances of pairs of units.
-
-    Args:
-        plan: Plan of the units.
-        like: A tensor [B, O] with the dtype and the device of the result.
-        pairs: Distance between the two units of a pair; with 0, no covariances are computed.
-
-    Returns:
-        The variances and their nonlinear parts, each [B, O], and the covariance of each unit with the unit that is `pairs` places
-        later, [B, O - pairs].
+    """The variance of each unit and its nonlinear part, each [B, O], and the covariance of each unit with the unit that is
+    `pairs` places later, [B, O - pairs]. With `pairs` 0, no covariances are computed. The tensor `like` is [B, O].
     """
     found, bent, crossed, first = [], [], [], []
     zero = like.new_zeros(len(like))

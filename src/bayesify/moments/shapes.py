@@ -24,6 +24,7 @@ from bayesify.moments.tensors import (
     affine,
     check_gaussian,
     correlations,
+    count_positions,
     in_pieces,
     meet,
     nonlinear,
@@ -364,12 +365,7 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
 
     Repeatedly, the two positions with the highest correlation are replaced by their maximum, until one position is left. In
     another order, equal numbers could be treated as different, for example the maximum of a and b and the maximum of copies of a
-    and b.
-
-    Args:
-        mean: Means, [..., K].
-        std: Standard deviations, [..., K].
-        share: Correlations, [..., K, K].
+    and b. Means and standard deviations are [..., K], and correlations are [..., K, K].
     """
     shape, count = mean.shape[:-1], mean.shape[-1]
     mean, std = mean.flatten(0, -2), std.flatten(0, -2)
@@ -394,9 +390,8 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
         mean[rows, one], both[rows, one, one], left[rows, two] = found, variance, False
     moved = (gains[:, :1] @ first @ gains[:, :1].mT).flatten()
     rest = (both[:, 0, 0] - moved).clamp_min(0)  # a pair's maximum replaces the earlier position, so position 0 is left
-    return *(part.view(shape) for part in (mean[:, 0], both[:, 0, 0], rest)), *gains[:, 0].view(*shape, count).unbind(
-        -1
-    )
+    whole = (part.view(shape) for part in (mean[:, 0], both[:, 0, 0], rest))
+    return *whole, *gains[:, 0].view(*shape, count).unbind(-1)
 
 
 def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, window: int) -> Tensor:
@@ -529,8 +524,8 @@ def _shape_rule(function: Callable[..., Tensor]) -> None:
         channels = reshaped(x.shape, value.channels, mean.shape)
         if channels.count(-1) != 1:
             raise NoRule("a change of shape that merges examples with other axes is not supported")
-        doubt, before, after = value.doubt, _kinds(value.channels, x.shape), _kinds(channels, mean.shape)
-        if before != after:  # positions become channels, for example in a flattened sequence
+        doubt = value.doubt
+        if value.num_positions() != count_positions(channels, mean.shape):  # for example in a flattened sequence
             doubt = max(doubt, ESTIMATED)
         made = value.derived(
             mean,
@@ -551,11 +546,6 @@ def _viewed(lanes: Tensor | None, shape: torch.Size) -> Tensor | None:
         return None if lanes is None else lanes.view(shape)
     except RuntimeError:  # one axis holds channels and positions
         return None
-
-
-def _kinds(channels: Sequence[int], shape: Sequence[int]) -> int:
-    """Number of positions of a channel."""
-    return math.prod(size if flag == 0 else max(1, flag) for flag, size in zip(channels, shape, strict=True))
 
 
 _CHANGES: tuple[Callable[..., Tensor], ...] = (

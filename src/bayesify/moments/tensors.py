@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -35,15 +35,10 @@ class NoRule(Exception):
 
 @dataclass
 class Pass:
-    """State of one pass through the network: the number of examples, the weights used so far, and the number of
-    multiplications of the plain network.
+    """State of one pass through the network."""
 
-    Args:
-        rows: Number of examples.
-    """
-
-    rows: int = 0
-    plain: float = 0.0
+    rows: int = 0  # number of examples
+    plain: float = 0.0  # number of multiplications of the plain network
     used: set[str] = field(default_factory=set)
     units: dict[Any, Value] = field(default_factory=dict)
 
@@ -55,39 +50,24 @@ class Value:
     Channels are treated as independent. For the variances of later units, all pairs of positions of a channel have the same
     correlation within an example. The covariance of the outputs does not need this approximation (see `responses`).
 
-    Args:
-        mean: Means, [B, ...].
-        variance: Variances, in the shape of the mean.
-        channels: Kind of each axis: -1 for the batch, 0 for positions, and n > 0 for channels, where each channel covers n
-            consecutive positions.
-        node: Node of the units in the graph of responses.
-        together: Correlation between neighboring positions, and between any two positions, [2, B].
-        sources: Noise sources on which the units depend.
-        stem: Noise sources that the last linear maps added. Values whose stems overlap are strongly correlated.
-        aligned: Order of the last linear map's node, if the units are channels of this map; otherwise -1.
-        lanes: For each unit, its channel in the last linear map, in the shape of the units; `None` if the channels are not
-            tracked.
-        doubt: How well the variances are known: `EXACT`, `ESTIMATED` or `UNKNOWN`.
-        base: Units of which these units are an elementwise function; `None` if there are none.
-        chain: The elementwise function from `base` to these units.
-        affine: Whether the function is affine.
-        before: If these units are a nondecreasing function of other units, those units and the function. Maximum pooling can then
-            be applied before the function.
+    The kind of an axis is -1 for the batch, 0 for positions, and n > 0 for channels of n consecutive positions each. If
+    these units are a nondecreasing function of other units, `before` holds those units and the function, so that
+    maximum pooling can be applied before the function. Values whose stems overlap are strongly correlated.
     """
 
-    mean: Tensor
+    mean: Tensor  # [B, ...]
     variance: Tensor
-    channels: tuple[int, ...]
-    node: Node
-    together: Tensor
-    sources: Sources
-    stem: Sources
-    aligned: int = -1
-    lanes: Tensor | None = None
-    doubt: int = EXACT
-    base: Value | None = None
-    chain: Callable[[Tensor], Tensor] | None = None
-    affine: bool = True
+    channels: tuple[int, ...]  # kind of each axis
+    node: Node  # node of the units in the graph of responses
+    together: Tensor  # correlation between neighboring positions, and between any two positions, [2, B]
+    sources: Sources  # noise sources on which the units depend
+    stem: Sources  # noise sources that the last linear maps added
+    aligned: int = -1  # order of the last linear map's node, if the units are channels of this map
+    lanes: Tensor | None = None  # for each unit, its channel in the last linear map, if channels are tracked
+    doubt: int = EXACT  # how well the variances are known: `EXACT`, `ESTIMATED` or `UNKNOWN`
+    base: Value | None = None  # units of which these units are an elementwise function
+    chain: Callable[[Tensor], Tensor] | None = None  # the elementwise function from `base` to these units
+    affine: bool = True  # whether the function is affine
     before: tuple[Value, Callable[[Moments], Moments]] | None = None
 
     @property
@@ -112,10 +92,7 @@ class Value:
 
     def num_positions(self) -> int:
         """Number of positions of a channel."""
-        count = 1
-        for size, flag in zip(self.mean.shape, self.channels, strict=True):
-            count *= size if flag == 0 else max(1, flag)
-        return count
+        return count_positions(self.channels, self.mean.shape)
 
     def own_lanes(self) -> Sources:
         """The last linear map, and the range of its channels that these units contain; empty if the range is unknown."""
@@ -130,6 +107,11 @@ class Value:
         lanes = self.lanes if mean.shape == self.mean.shape else None
         changes = {"base": None, "chain": None, "affine": True, "before": None, "lanes": lanes, **changes}
         return replace(self, mean=mean, variance=variance, node=node, **changes)
+
+
+def count_positions(channels: Sequence[int], shape: Sequence[int]) -> int:
+    """Number of positions of a channel; see `Value` for the kinds of the axes."""
+    return math.prod(size if flag == 0 else max(1, flag) for flag, size in zip(channels, shape, strict=True))
 
 
 def fresh(mean: Tensor, variance: Tensor, channels: tuple[int, ...], noise: Noise | None = None) -> Value:
@@ -355,10 +337,8 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
 
 def nonlinear(value: Value, what: str) -> Value:
     """The value with known variances, which nonlinear functions need. If this is cheap, estimated variances of a few channels are
-    replaced by the variances that follow from the linear responses.
-
-    Raises:
-        NoRule: If the variances are unknown, and there are too many units to compute the variances one by one.
+    replaced by the variances that follow from the linear responses. Raises `NoRule` if the variances are unknown and
+    there are too many units to compute the variances one by one.
     """
     channels = math.prod(size for size, kind in zip(value.mean.shape, value.channels, strict=True) if kind > 0)
     if value.doubt == EXACT or (value.doubt == ESTIMATED and channels > MAX_ESTIMATED_CHANNELS):
@@ -495,10 +475,7 @@ def per_axis(size: Any, dims: int) -> list[int]:
 def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
     """The units of a handle. The units of a weight are the same random numbers for every example.
 
-    Args:
-        x: Units, or a weight that is used as units.
-        axes: Number of axes of a weight's units. If it is 0, the weight's own first axis, which has length 1, becomes the batch.
-        batch: Axis of the batch.
+    A weight's units have the given number of axes. If it is 0, the weight's own first axis, of length 1, becomes the batch.
     """
     if x.value_ is not None:
         return x.value_
@@ -515,10 +492,9 @@ def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
     sizes = [*shape[:batch], x.pass_.rows, *shape[batch + 1 :]]
     mean, variance = (part.view(shape).expand(sizes) for part in (x.mean_, x.variance_))
     channels = tuple(-1 if axis == batch else 1 for axis in range(axes))
-    found = x.pass_.units[key] = fresh(mean, variance, channels, Spread(variance, channels))
-    found = replace(found, together=torch.zeros_like(found.together))
-    x.pass_.units[key] = found
-    return found
+    found = fresh(mean, variance, channels, Spread(variance, channels))
+    x.pass_.units[key] = replace(found, together=torch.zeros_like(found.together))
+    return x.pass_.units[key]
 
 
 def moments_of(value: Tensor | None) -> tuple[Any, Any]:
@@ -532,9 +508,8 @@ def channels_last(maps: Tensor) -> Tensor:
     """Maps [B, C, H, W]; on a CPU, channels come last in memory, which makes pooling and convolutions faster."""
     if maps.ndim != 4 or maps.device.type != "cpu" or maps.stride(1) == 1:
         return maps
-    return torch.empty_like(maps, memory_format=torch.channels_last).copy_(
-        maps
-    )  # `contiguous` would not change a single channel
+    # `contiguous` would not change a single channel.
+    return torch.empty_like(maps, memory_format=torch.channels_last).copy_(maps)
 
 
 MAX_PIECE_UNITS = 2**17
@@ -544,12 +519,8 @@ step."""
 
 
 def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) -> tuple[Tensor, ...]:
-    """The result of a step that treats examples separately. On a CPU, it is computed for a few examples at a time.
-
-    Args:
-        step: Function from tensors to tensors, all with examples on their first axis.
-        units: Arguments of the step; `None` is passed on unchanged.
-    """
+    """The result of a step that treats examples, on the first axis of all tensors, separately. On a CPU, it is computed for
+    a few examples at a time."""
     first = next(part for part in units if part is not None)
     rows = max(1, MAX_PIECE_UNITS * len(first) // max(1, first.numel()))
     if first.device.type != "cpu" or rows >= len(first):
@@ -573,11 +544,7 @@ def _longer(part: Tensor, rows: int) -> Tensor:
 
 
 def use(weight: Any) -> None:
-    """Record that a weight is used.
-
-    Raises:
-        NoRule: If the weight was used before. Two uses of one weight are not independent.
-    """
+    """Record that a weight is used. Raises `NoRule` if it was used before, because the two uses are not independent."""
     if isinstance(weight, Moments) and weight.pass_ is not None:
         if weight.name_ in weight.pass_.used:
             raise NoRule(f"{weight.name_} is used more than once in a pass, so the uses are not independent")
