@@ -61,13 +61,7 @@ class Exported:
 class PredictiveGraph(nn.Module):
     """S plain networks, one per draw, and the moments of their mixture as a tuple of tensors.
 
-    The networks share all weights that have no posterior.
-
-    Args:
-        draws: The draws.
-        likelihood: p(y | outputs).
-        output: Name or index of the output that the likelihood applies to, if there are several.
-        keys: Names of keyword inputs in their order; empty for positional inputs.
+    The networks share all weights that have no posterior. `keys` are the names of keyword inputs in their order.
     """
 
     def __init__(self, draws: Draws, likelihood: Likelihood, output: str | int | None, keys: tuple[str, ...]) -> None:

@@ -41,12 +41,8 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 
 class GivenNoise(NoiseSource):
-    """Noise from given standard normal numbers, in order; the normal distribution function turns them into uniform
-    numbers.
-
-    Args:
-        values: The standard normal numbers, [K]; `None` to count how many numbers a draw needs.
-    """
+    """Noise from given standard normal numbers, [K], in order; the normal distribution function turns them into uniform
+    numbers. Without numbers, it counts how many a draw needs."""
 
     def __init__(self, values: Tensor | None) -> None:
         super().__init__(None)
@@ -77,15 +73,8 @@ class SamplingGraph(nn.Module):
     """One draw from a vector of standard normal numbers, and the network's output with this draw.
 
     Quantities that depend only on the parameters (factors, standard deviations) are computed once and stored. Operations that
-    depend on noise stay in the graph. The file therefore contains as many numbers as the posterior.
-
-    Args:
-        bnn: The network, on the CPU.
-        output: Name or index of the output that the likelihood applies to, if there are several.
-        keys: Names of keyword inputs in their order; empty for positional inputs.
-
-    Raises:
-        ValueError: If a draw needs an operation that ONNX does not have.
+    depend on noise stay in the graph. The file therefore contains as many numbers as the posterior. `keys` are the names
+    of keyword inputs in their order. The network must be on the CPU.
     """
 
     def __init__(self, bnn: BayesianNetwork, output: str | int | None, keys: tuple[str, ...]) -> None:
@@ -211,12 +200,7 @@ def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
     Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. Let
     a and b be the lower and upper 16 bits. Then $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and
     $\theta = 2 \pi (b + 1/2) / 2^{16}$ give $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958).
-    No number exceeds 4.85 in absolute value.
-
-    Args:
-        seed: Any 64-bit integer.
-        draw: Index of the draw in the file.
-        count: Number K of standard normal numbers.
+    No number exceeds 4.85 in absolute value. The seed is any 64-bit integer, and `draw` is the draw's index in the file.
     """
     pair = (count + 1) // 2
     with np.errstate(over="ignore"):

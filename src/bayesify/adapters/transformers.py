@@ -64,13 +64,6 @@ class TrainerModel(nn.Module):
     mixture over `prediction_draws` draws, which are the same each time. For a classification, `logits` are then the
     log-probabilities of the mixture, whose softmax is `predict(x).probs`, and `uncertainty` is the mutual information
     in nats. For a regression, `logits` are the mean, and `uncertainty` is the epistemic variance.
-
-    Args:
-        bnn: The network, with a likelihood.
-        num_data: Number of training examples N.
-        num_draws: Number of draws S per step.
-        kl_weight: Factor on the KL.
-        prediction_draws: Number of draws in evaluation.
     """
 
     accepts_loss_kwargs = False

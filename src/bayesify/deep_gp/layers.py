@@ -104,11 +104,7 @@ class Layer(nn.Module):
         return kernel + torch.diag_embed((self.jitter * diagonal.mean(-1, keepdim=True)).expand_as(diagonal))
 
     def factorize(self, covariance: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower triangular L with L L^T = K, and its inverse: [..., M, M] each.
-
-        Raises:
-            ValueError: If K cannot be factorized.
-        """
+        """Lower triangular L with L L^T = K, and its inverse: [..., M, M] each."""
         with self.naming():
             factor = stable_cholesky(covariance, self.what)
         eye = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)

@@ -157,11 +157,7 @@ class StoredContext(Context):
 
     @property
     def held(self) -> Tensor:
-        """The stored inputs, [N, ...]. A loader is read on first use.
-
-        Raises:
-            ValueError: If there are no inputs, or an input is not finite.
-        """
+        """The stored inputs, [N, ...]. A loader is read on first use."""
         if self._held is None:
             self._held = self._checked(self._read(self.source))
         return self._held

@@ -31,32 +31,21 @@ def dense_kl(
     r"""KL between Gaussians with dense covariances, summed over leading axes, in nats.
 
     The KL is finite only if q's covariance has full rank. If a covariance is numerically singular, the same share of the mean
-    variance is added to the diagonals of both covariances, with one warning.
-
-    Args:
-        mean: Mean of q, [..., n].
-        covariance: Covariance of q, [..., n, n].
-        prior_mean: Mean of the prior, [..., n].
-        prior_covariance: Covariance of the prior, [..., n, n].
-        jitter: Share of the mean variance that is always added to both diagonals. By default, `RELATIVE_JITTER` is
-            added, and only if needed.
-
-    Raises:
-        ValueError: If a covariance has no Cholesky factor even with jitter.
+    variance is added to the diagonals of both covariances, with one warning. A given `jitter` is always added. If a
+    covariance has no Cholesky factor even with jitter, a `ValueError` is raised. Means are [..., n], and covariances are
+    [..., n, n].
     """
-    if jitter is not None:
-        factor = _factorize(covariance, jitter, "the linearized network's")
-        prior_factor = _factorize(prior_covariance, jitter, "the prior's")
-    elif bool(_has_full_rank(covariance) & _has_full_rank(prior_covariance)):
+    if jitter is None and bool(_has_full_rank(covariance) & _has_full_rank(prior_covariance)):
         factor, prior_factor = torch.linalg.cholesky(covariance), torch.linalg.cholesky(prior_covariance)
     else:
-        share = RELATIVE_JITTER.get(covariance.dtype, 1e-5)
-        warnings.warn(
-            f"function_kl: a covariance of {mean.shape[-1]} function values does not have full rank, so {share:g} of the mean "
-            "variance is added to both diagonals; to avoid this, give jitter=, context inputs that differ more, or "
-            "covariance='diagonal'",
-            stacklevel=4,
-        )
+        share = RELATIVE_JITTER.get(covariance.dtype, 1e-5) if jitter is None else jitter
+        if jitter is None:
+            warnings.warn(
+                f"function_kl: a covariance of {mean.shape[-1]} function values does not have full rank, so {share:g} of the "
+                "mean variance is added to both diagonals; to avoid this, give jitter=, context inputs that differ more, or "
+                "covariance='diagonal'",
+                stacklevel=4,
+            )
         factor = _factorize(covariance, share, "the linearized network's")
         prior_factor = _factorize(prior_covariance, share, "the prior's")
     scaled: Tensor = torch.linalg.solve_triangular(prior_factor, factor, upper=False)
@@ -96,10 +85,8 @@ def gaussian_kl(
 ) -> Tensor:
     """KL between Gaussians over function values, a scalar in nats.
 
-    Both Gaussians are given by their mean, [B, O], and their variance or covariance; see `FunctionSpaceVI`.
-
-    Raises:
-        ValueError: If there is no jitter and there are more function values than weights. The covariance of q is then singular.
+    Both Gaussians are given by their mean, [B, O], and their variance or covariance; see `FunctionSpaceVI`. If there are
+    more function values than weights, q's covariance is singular, and a `ValueError` is raised unless there is a jitter.
     """
     (mean, found), (prior_mean, prior_found) = ours, prior
     if kind == "diagonal":

@@ -237,16 +237,12 @@ class NeuralTangent(FunctionPrior):
 
 
 class UnknownPrior(FunctionPrior):
-    """Placeholder for a prior whose code was not stored with its model. Using it raises an error.
-
-    Args:
-        name: Kind of the original prior.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.was = name
+    """Placeholder for a prior whose code was not stored with its model. Using it raises an error."""
 
     name = "unknown"
+
+    def __init__(self, name: str) -> None:
+        self.was = name  # kind of the original prior
 
     def moments(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance

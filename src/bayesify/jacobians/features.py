@@ -20,17 +20,13 @@ from bayesify.weights.catalog import Layer
 class Features:
     r"""Outputs $f_{bto} = \sum_j W_{oj} a_{btj} + c_o$ of a network's last layer at T positions, and the inputs $a$ of that layer.
 
-    Args:
-        outputs: Outputs of the network, [B, ...], with T K numbers for each example.
-        inputs: The layer's inputs $a$, [B, T, d_in], in float32 or higher precision.
-        channels: Number K of rows of W.
-        place: For each position and row of W, its flat index in an example's outputs, [T K]; `None` if the outputs are in this
-            order.
+    `place` is, for each position and row of W, its flat index in an example's outputs, [T K], or `None` if the outputs
+    are in this order.
     """
 
-    outputs: Tensor
-    inputs: Tensor
-    channels: int
+    outputs: Tensor  # outputs of the network, [B, ...], with T K numbers for each example
+    inputs: Tensor  # a, [B, T, d_in], in float32 or higher precision
+    channels: int  # number K of rows of W
     place: Tensor | None
 
     def of(self, layer: Layer) -> Tensor:
@@ -55,11 +51,7 @@ class Features:
     def class_order(self, axis: int) -> Tensor | None:
         """For each position of the outputs, the position of the layer, if the rows of W are the classes: [T].
 
-        Args:
-            axis: Axis of the outputs that holds the classes, counted from the end.
-
-        Returns:
-            The positions; `None` if the classes are not the rows of W in the same order.
+        The classes lie along `axis` of the outputs. The result is `None` if they are not the rows of W in the same order.
         """
         shape = self.outputs.shape
         wanted = torch.arange(shape[1:].numel()).reshape(1, *shape[1:]).movedim(axis, -1).flatten(0, -2)  # [T, K]
@@ -76,15 +68,8 @@ def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) 
     """Run a network once, without derivatives, and keep the inputs of its last layer.
 
     The network must return the layer's outputs themselves (the same memory), with axes in any order, and must not
-    change them in place.
-
-    Args:
-        runner: The network.
-        call: Function that runs the network through a private runner and returns the outputs.
-        rule: Rule of the layer.
-
-    Returns:
-        The features; `None` if the layer was not called exactly once with all examples, or is not the end of the network.
+    change them in place. The result is `None` if the layer was not called exactly once with all examples, or is not the
+    end of the network. `call` runs the network through a private runner and returns the outputs.
     """
     seen: list[tuple[Tensor, Tensor, int, int] | None] = []
 

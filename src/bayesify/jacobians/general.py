@@ -27,15 +27,7 @@ def example_gradients(
     """Gradients of `sum(vectors[k, b] * f(x_b))` with respect to weights, example by example, for each k and b: [K, B, *shape].
 
     `vmap` runs the examples together if possible. Recurrent cells, packed sequences and networks that `vmap` refuses run in a
-    loop.
-
-    Args:
-        runner: The network.
-        values: The weights by name; a shared weight has the first of its names.
-        args: Positional inputs of B examples.
-        kwargs: Keyword inputs.
-        vectors: K vectors in the shape of the outputs, [K, B, ...].
-        output: Name or index of the output, if there are several.
+    loop. The vectors are [K, B, ...]. A shared weight has the first of its names.
     """
 
     def run(weights: dict[str, Tensor], inputs: tuple[Any, Any]) -> Tensor:

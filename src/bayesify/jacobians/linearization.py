@@ -47,36 +47,22 @@ NUM_WITNESSES = 6
 
 @dataclass(frozen=True)
 class Cost:
-    """Memory that the derivatives of one example need.
+    """Memory that the derivatives of one example need."""
 
-    Args:
-        activations: Bytes of all activations of a pass.
-        per_vector: Bytes that the backward pass of one vector needs.
-        outputs: Number of outputs of the network.
-    """
-
-    activations: float
-    per_vector: float
-    outputs: int
+    activations: float  # bytes of all activations of a pass
+    per_vector: float  # bytes that the backward pass of one vector needs
+    outputs: int  # number of outputs of the network
 
 
 @dataclass(frozen=True)
 class FeatureCost:
-    """Memory that one example needs if all derivatives follow from the inputs of the last layer.
+    """Memory that one example needs if all derivatives follow from the inputs of the last layer."""
 
-    Args:
-        activations: Approximate number of bytes that a pass without derivatives holds at once.
-        inputs: Number of inputs of the layer.
-        outputs: Number of outputs of the network.
-        positions: Number of positions T at which the layer is applied.
-        channels: Number of rows K of the layer's weight.
-    """
-
-    activations: float
-    inputs: int
-    outputs: int
-    positions: int
-    channels: int
+    activations: float  # approximate number of bytes that a pass without derivatives holds at once
+    inputs: int  # number of inputs of the layer
+    outputs: int  # number of outputs of the network
+    positions: int  # number of positions T at which the layer is applied
+    channels: int  # number of rows K of the layer's weight
 
 
 class Jacobians:

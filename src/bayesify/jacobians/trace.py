@@ -190,14 +190,10 @@ def trace(
     differentiable: bool = False,
     lenient: bool = False,
 ) -> Trace:
-    """Run a network once and keep the inputs of some of its layers.
+    """Run a network once and keep the inputs of some of its layers, which are given with their rules.
 
-    Args:
-        runner: The network.
-        call: Function that runs the network through a private runner and returns the outputs.
-        modules: The layers to watch, with their rules.
-        differentiable: Whether results can be differentiated with respect to the weights.
-        lenient: Whether to skip a call that a rule cannot handle, instead of raising.
+    `call` runs the network through a private runner and returns the outputs. If `differentiable`, results can be
+    differentiated with respect to the weights. If `lenient`, a call that a rule cannot handle is skipped.
     """
     applications: list[Application] = []
     pulling = Pulling()

@@ -141,11 +141,7 @@ class RandomFeatureNetwork(nn.Module):
 
 
 def starting_lengthscales(owner: str, num_inputs: int, given: float | Sequence[float] | None) -> list[float]:
-    r"""D lengthscales from one number or D numbers; $\sqrt{D} / 2$ by default.
-
-    Raises:
-        ValueError: If the number of lengthscales is neither 1 nor D.
-    """
+    r"""D lengthscales from one number or D numbers; $\sqrt{D} / 2$ by default."""
     if given is None:
         return [math.sqrt(num_inputs) / 2] * num_inputs
     scales = [float(given)] * num_inputs if isinstance(given, (int, float)) else [float(scale) for scale in given]

@@ -30,16 +30,8 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
     Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$, so that a variance costs O(n) for n
     features, not O(n^2).
 
-    Args:
-        posterior: A posterior for which `has_moments` is true.
-        names: Names of the weights, [1, n] each, one per output.
-        features: Features $\phi$, [B, n].
-
-    Returns:
-        Mean and variance, [B, O] each.
-
-    Raises:
-        ValueError: If the moments have no closed form under this posterior.
+    The weights are [1, n] each, one per output, and the features $\phi$ are [B, n]. Mean and variance are [B, O]. Raises
+    `ValueError` for a posterior for which `has_moments` is false.
     """
     if not has_moments(posterior):
         raise ValueError(
@@ -47,8 +39,9 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
             "FullCovariance, or WalshHadamard without a flow"
         )
     if isinstance(posterior, WalshHadamard):
-        pairs = [_walsh_hadamard(posterior, name, features) for name in names]
-        return torch.stack([mean for mean, _ in pairs], -1), torch.stack([variance for _, variance in pairs], -1)
+        found = zip(*(_walsh_hadamard(posterior, name, features) for name in names), strict=True)
+        mean, variance = (torch.stack(parts, -1) for parts in found)
+        return mean, variance
     means = posterior.mean()
     mean = features @ torch.cat([means[name] for name in names]).T
     if isinstance(posterior, FullCovariance):
