@@ -13,9 +13,6 @@ def how_to_install(extra: str) -> str:
     The command names the packages and their versions instead of `bayesify[extra]`, so that it also works for a wheel, a
     checkout or a copy of the source. If all packages are installed and the import still failed, the command names all
     packages, so that pip replaces outdated versions.
-
-    Args:
-        extra: Extra of `pyproject.toml`, such as `"report"`.
     """
     packages = _packages(extra)
     if not packages:

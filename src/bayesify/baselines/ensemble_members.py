@@ -47,12 +47,7 @@ def fit_members(
 
 
 def members_of(bnn: BayesianNetwork, owner: str) -> int:
-    """Number of members of a deep ensemble. Error messages name `owner`.
-
-    Raises:
-        TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If parts of the network have ensembles of different sizes.
-    """
+    """Number of members of a deep ensemble. Error messages name `owner`."""
     parts = bnn.posteriors if isinstance(bnn, BayesianNetwork) else ()
     sizes = {part.members for part in parts if isinstance(part, Ensemble)}
     if not sizes or not all(isinstance(part, Ensemble) for part in parts):

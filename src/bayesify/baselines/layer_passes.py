@@ -25,23 +25,12 @@ MAX_GRADIENT_BYTES = 64 * 2**20
 class LayerPass:
     """A forward pass with one draw, which keeps the inputs of the layers, and the backward pass that follows.
 
-    Args:
-        runner: Runner of the network.
-        weights: Mapping from names to the weights of one draw, without an axis of draws. They are detached.
-        rules: Mapping from module names to the rules of the layers whose inputs are kept.
-        args, kwargs: Positional and keyword inputs of B examples.
-        output: Name or index of the output to use, if the network has several.
-
-    Attributes:
-        outputs: The network's outputs, [B, ...], connected to the autograd graph.
-        weights: Weights of the draw, as leaves of the autograd graph.
-        inputs: Positional and keyword inputs.
-        at_outputs, at_layers: Gradients of the loss at the outputs and at the layers; set by `pull`.
-        used: Names of the weights on which the loss depends; set by `pull`.
+    `rules` belong to the layers whose inputs are kept, by module name. `weights` have no axis of draws; they become leaves of the
+    autograd graph, to which `outputs`, [B, ...], are connected.
     """
 
-    at_outputs: Tensor
-    at_layers: Pulled
+    at_outputs: Tensor  # gradient of the loss at the outputs; set by `pull`
+    at_layers: Pulled  # gradients of the loss at the layers; set by `pull`
 
     def __init__(
         self,
@@ -54,7 +43,7 @@ class LayerPass:
     ) -> None:
         self.weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
         self.inputs = args, kwargs
-        self.used: set[str] = set()
+        self.used: set[str] = set()  # names of the weights on which the loss depends; set by `pull`
         self._trace = trace(
             runner,
             lambda own: select_output(own.call(self.weights, args, kwargs), output),

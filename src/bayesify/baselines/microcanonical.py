@@ -301,11 +301,7 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """A sampler whose chains start at the members of an ensemble, and the shape of each weight, in the order of the entries of z.
-
-    Raises:
-        ValueError: If there is no likelihood, or the prior is hierarchical.
-    """
+    """A sampler whose chains start at the members of an ensemble, and the shape of each weight, in the order of z."""
     likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
     parts = [part.value for part in bnn.posteriors if isinstance(part, Ensemble)]
     members = {name: value.detach() for part in parts for name, value in part.items()}

@@ -40,10 +40,6 @@ class NaturalGradient(ABC):
     The trained network stays an ordinary `BayesianNetwork`; prediction, storage and metrics do not depend on how it was trained.
     Adam trains the weights that have no posterior and the parameters of the likelihood. `VOGN` documents the
     arguments. A `kl_weight` below 1 makes the posterior narrower, as if there were more data.
-
-    Raises:
-        TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
-        ValueError: If an argument is out of range, or the prior is hierarchical.
     """
 
     family: type[Posterior]
@@ -198,10 +194,6 @@ class LayerwiseTrainer(NaturalGradient):
 
     `VOGN` documents the arguments. With `antithetic`, draws come in pairs of opposite noise, which cancels the noise of a
     gradient that is linear in the weights.
-
-    Raises:
-        TypeError: If `bnn` is not a `BayesianNetwork`, or its posterior is of another family.
-        ValueError: If an argument is out of range, or the prior is hierarchical.
     """
 
     options: ClassVar[tuple[str, ...]] = ("antithetic", "damping")

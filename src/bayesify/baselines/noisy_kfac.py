@@ -295,9 +295,6 @@ def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
 
     For classes, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, it is computed from the diagonal
     or the eigenvalues.
-
-    Raises:
-        ValueError: If the classes are not on the last axis.
     """
     outputs = as_float(outputs)
     if isinstance(likelihood, Categorical):

@@ -248,11 +248,7 @@ class TemperatureScaling(Predictor):
 def rescale(
     prediction: Predictive, temperature: float | Tensor = 1.0, variance_scale: float | Tensor = 1.0
 ) -> Predictive:
-    """Divide each draw's logits by a temperature, or multiply each draw's variance by a factor.
-
-    Raises:
-        TypeError: If the prediction is not a mixture over draws.
-    """
+    """Divide each draw's logits by a temperature, or multiply each draw's variance by a factor."""
     if not prediction.is_mixture:
         raise TypeError(
             f"TemperatureScaling: {type(prediction).__name__} is not a mixture over draws; use a prediction method that "

@@ -31,40 +31,22 @@ Standard = tuple[tuple[np.ndarray, np.ndarray], ...]
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """The table of a comparison.
+    """The table of a comparison."""
 
-    Args:
-        name: Name of the file or data set.
-        task: Task of the target.
-        target: Name of the target column.
-        features: Features of N rows.
-        values: Targets, [N].
-        classes: Class labels; empty for a regression.
-        outside: Out-of-distribution inputs that should be detected; `None` if there are none.
-        standard: Training and test rows of the splits that the data set defines.
-        notes: Sentences that name assumptions and say what was left out.
-        groups: Group numbers, [N]. Rows of one group stay on the same side of every split. `None` if every row is its own
-            group.
-        times: Time of each row, [N]; used for splits by time.
-        cautions: Warnings about reasons why scores may look better than they are.
-        origin: Indices of the rows in the file, [N]; available only in the process that read the file.
-        frame: Columns of the inputs and the target; available only in the process that read the file.
-    """
-
-    name: str
+    name: str  # name of the file or data set
     task: Task
-    target: str
-    features: Features
-    values: np.ndarray
-    classes: tuple[str, ...] = ()
-    outside: Features | None = None
-    standard: Standard = ()
-    notes: tuple[str, ...] = field(default=())
-    groups: np.ndarray | None = None
-    times: np.ndarray | None = None
-    cautions: tuple[str, ...] = ()
-    origin: np.ndarray | None = None
-    frame: DataFrame | None = field(default=None, repr=False, compare=False)
+    target: str  # name of the target column
+    features: Features  # features of N rows
+    values: np.ndarray  # targets, [N]
+    classes: tuple[str, ...] = ()  # labels of the classes; empty for a regression
+    outside: Features | None = None  # out-of-distribution inputs that should be detected
+    standard: Standard = ()  # training and test rows of the splits that the data set defines
+    notes: tuple[str, ...] = field(default=())  # sentences that name assumptions and say what was left out
+    groups: np.ndarray | None = None  # group numbers, [N]; rows of one group stay on the same side of every split
+    times: np.ndarray | None = None  # time of each row, [N], for splits by time
+    cautions: tuple[str, ...] = ()  # reasons why scores may look better than they are
+    origin: np.ndarray | None = None  # indices of the rows in the file, [N]; only in the process that read the file
+    frame: DataFrame | None = field(default=None, repr=False, compare=False)  # inputs and target; only in this process
 
     def __len__(self) -> int:
         return len(self.values)
@@ -130,12 +112,7 @@ class ComparedTable:
 
 
 def read_compared_table(question: Question) -> ComparedTable:
-    """Read the file or the data set that a question names.
-
-    Raises:
-        InputError: If the data, the target or the task cannot be used.
-        FileNotFoundError: If a data set that is given by its name is not on disk and cannot be downloaded.
-    """
+    """Read the file or the data set that a question names."""
     source = read_source(question.data, question.reading)
     frame, notes = source.frame, list(source.notes)
     target = _check_columns(question, source)

@@ -25,30 +25,21 @@ SMOOTHING_ROWS = 1.0
 class SplitRows:
     """Training rows of one split.
 
-    Args:
-        x: Inputs, in their own units, [N, D].
-        y: Targets, [N]: numbers, or indices of classes.
-        num_classes: Number of classes; 0 for a regression.
-        seed: Seed of everything random. All methods have the same seed, so that their networks start from the same weights.
+    All methods have the same seed, so that their networks start from the same weights.
     """
 
-    x: np.ndarray
-    y: np.ndarray
-    num_classes: int
-    seed: int
+    x: np.ndarray  # inputs in their own units, [N, D]
+    y: np.ndarray  # targets, [N]: numbers, or indices of classes
+    num_classes: int  # 0 for a regression
+    seed: int  # seed of everything random
 
 
 @dataclass(frozen=True)
 class SplitModel:
-    """The trained model of a run.
+    """The trained model of a run."""
 
-    Args:
-        predict: Function that takes inputs [N, D] and returns the predictive distribution.
-        model: The predictor that `predict` uses; `None` for a rival.
-    """
-
-    predict: Callable[[np.ndarray], Predictive]
-    model: Predictor | None = None
+    predict: Callable[[np.ndarray], Predictive]  # predictive distribution of inputs [N, D]
+    model: Predictor | None = None  # the predictor that `predict` uses; `None` for a rival
 
 
 def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list[SplitModel | Exception]:

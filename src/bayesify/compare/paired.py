@@ -11,18 +11,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Difference:
-    """Difference between the scores of two methods on the same splits.
+    """Difference between the scores of two methods on the same splits."""
 
-    Args:
-        mean: Mean of the differences.
-        error: Standard error of the mean, corrected for splits that share rows.
-        p: Probability that the difference would be at least this large if the methods were equally good; NaN for a single
-            split.
-    """
-
-    mean: float
-    error: float
-    p: float
+    mean: float  # mean of the differences
+    error: float  # standard error of the mean, corrected for splits that share rows
+    p: float  # probability of at least this difference if the methods were equally good; NaN for a single split
 
 
 def paired_difference(

@@ -18,11 +18,7 @@ Curves = Sequence[Mapping[str, Any]]
 class Panels:
     """Figures with the same axes for all methods, so that the methods can be compared.
 
-    The axes cover nearly all values of all methods; values above three times the median are cut off.
-
-    Args:
-        every: Curves of each method.
-        task: Task of the comparison.
+    The axes cover nearly all values of all methods (`every`); values above three times the median are cut off.
     """
 
     def __init__(self, every: Sequence[Curves], task: Task) -> None:

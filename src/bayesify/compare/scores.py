@@ -32,16 +32,7 @@ def score_regression(
     The scores include all scores of `metrics.evaluate`. `calibration` is the mean distance of the coverage curve from the
     diagonal. `width_*` are the widths of the central intervals. `coverage_90_*` are the coverages of the 90 % intervals in the
     lowest, middle and highest third of the predictions. `conformal_coverage_*` and `conformal_width_*` describe recalibrated
-    intervals; they are `None` if there are too few calibration rows.
-
-    Args:
-        test: Prediction of the test rows, [N, 1].
-        y: Targets of the test rows, [N].
-        calibration: Prediction of the calibration rows.
-        y_calibration: Targets of the calibration rows.
-
-    Raises:
-        ValueError: If a score is not finite.
+    intervals; they are `None` if there are too few calibration rows. `test` is [N, 1], and `y` is [N].
     """
     targets = torch.from_numpy(y)[:, None]
     found: Scores = dict(metrics.evaluate(test, targets))

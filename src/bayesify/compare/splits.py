@@ -23,17 +23,11 @@ MIN_GROUPS = 5
 
 @dataclass(frozen=True)
 class Parts:
-    """Row indices of one split; no row is in two parts.
+    """Row indices of one split; no row is in two parts."""
 
-    Args:
-        fit: Rows to train on.
-        calibration: Rows on which intervals are recalibrated; they are not used for anything else.
-        test: Rows on which methods are scored.
-    """
-
-    fit: np.ndarray
-    calibration: np.ndarray
-    test: np.ndarray
+    fit: np.ndarray  # rows to train on
+    calibration: np.ndarray  # rows on which intervals are recalibrated; they are not used for anything else
+    test: np.ndarray  # rows on which methods are scored
 
 
 def thinned(count: int, most: int, seed: int) -> np.ndarray:

@@ -29,23 +29,14 @@ LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table.
+    """A column of the table."""
 
-    Args:
-        key: Key in `MethodRow.means`.
-        heading: Heading for readers.
-        unit: Unit for readers; empty if the column has no unit.
-        factor: Factor by which the stored number is multiplied before it is shown.
-        digits: Number of digits after the decimal point; `None` for three significant digits.
-        better: `"low"` if lower values are better, `"high"` if higher values are better, or the best value itself.
-    """
-
-    key: str
+    key: str  # key in `MethodRow.means`
     heading: str
     unit: str = ""
-    factor: float = 1.0
-    digits: int | None = None
-    better: str | float = "low"
+    factor: float = 1.0  # factor by which the stored number is multiplied before it is shown
+    digits: int | None = None  # digits after the decimal point; `None` for three significant digits
+    better: str | float = "low"  # `"low"` or `"high"` if such values are better, or the best value itself
 
     @property
     def label(self) -> str:

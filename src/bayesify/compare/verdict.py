@@ -59,8 +59,7 @@ class Verdict:
         certainty: `"clear"`: one method is better than all others according to a paired test, and by enough to matter. `"tie"`:
             some methods are within a standard error of the best. `"likely"`: no other method is within a standard error of the
             best, but at least one is not clearly worse according to the test. `"nothing"`: no method is clearly better than a
-                constant
-            guess. `"untested"`: there was a single split.
+            constant guess. `"untested"`: there was a single split.
         pick: Method to use: the best method or, in a tie, the cheapest of the tied methods whose uncertainty is accurate.
         network: `pick`, if bayesify can fit this method. Otherwise the best Bayesian method that is tied with `pick`, or the
             best network if none is tied; `None` if no network was ranked.

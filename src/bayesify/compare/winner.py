@@ -24,17 +24,11 @@ MODEL_FOLDER = "model"
 
 @dataclass(frozen=True)
 class Winner:
-    """The recommended method after training on all rows.
+    """The recommended method after training on all rows."""
 
-    Args:
-        method: Name of the method for `bayesify fit`.
-        folder: Folder of the model inside the folder of the comparison; empty if training failed.
-        words: Sentences that give the reason for this method.
-    """
-
-    method: str
-    folder: str
-    words: str
+    method: str  # name of the method for `bayesify fit`
+    folder: str  # folder of the model inside the folder of the comparison; empty if training failed
+    words: str  # sentences that give the reason for this method
 
 
 def train_winner(

@@ -132,10 +132,6 @@ def row_numbers(probs: Tensor, seed: int) -> Tensor:
     with the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. A hash of the bits would not survive
     rounding: in batches of different sizes, the probabilities of the same row differ by 1e-7. This moves the number by at most
     1e-3.
-
-    Args:
-        probs: Probabilities, [n, C].
-        seed: Seed of the weights.
     """
     count = probs.shape[1]
     weights = 2 * torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=probs.dtype) - 1
@@ -144,12 +140,7 @@ def row_numbers(probs: Tensor, seed: int) -> Tensor:
 
 
 def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
-    """Class probabilities [n, C] in float64, from a prediction or an array.
-
-    Raises:
-        TypeError: If `prediction` is neither a prediction of classes nor an array, or a row has several labels.
-        ValueError: If the values of an array are not probabilities.
-    """
+    """Class probabilities [n, C] in float64, from a prediction or an array."""
     if isinstance(prediction, ClassificationPredictive):
         probs = prediction.class_probs.double()
     elif isinstance(prediction, Tensor) or hasattr(prediction, "__array__"):

@@ -65,12 +65,7 @@ class Rule:
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """Threshold of each new row, [m, ...], from the calibration rows of its group. Without groups: one threshold, [1, ...].
-
-        Raises:
-            ValueError: If `fit` was not called, groups are given only to `fit` or only here, or a new row's group has no
-                calibration row.
-        """
+        """Threshold of each new row, [m, ...], from the calibration rows of its group. Without groups: one threshold, [1, ...]."""
         if self.scores is None:
             raise ValueError(
                 f"conformal.{type(self).__name__}: there are no calibration rows; call fit(prediction, y) first"
@@ -101,11 +96,7 @@ class Rule:
 
 
 def listed(groups: Any, rows: int) -> list[Hashable] | None:
-    """Groups as a list with one entry per row.
-
-    Raises:
-        ValueError: If the number of groups differs from the number of rows, or a group is NaN.
-    """
+    """Groups as a list with one entry per row."""
     if groups is None:
         return None
     plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
@@ -119,11 +110,7 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
 
 
 def as_targets(y: Any) -> Tensor:
-    """Targets as a tensor.
-
-    Raises:
-        TypeError: If the targets are not numbers.
-    """
+    """Targets as a tensor. Raises `TypeError` if they are not numbers."""
     try:
         return torch.as_tensor(y)
     except (TypeError, RuntimeError, ValueError):

@@ -16,21 +16,13 @@ MISSING_TEXT = "–"
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One method in the table, as text.
-
-    Args:
-        title: Title of the method.
-        name: Name in code and on the command line.
-        paper: Source of the method.
-        cells: One text per column of `COLUMNS`.
-        notes: Failures and early stops, if any.
-    """
+    """One method in the table, as text."""
 
     title: str
-    name: str
-    paper: str
-    cells: tuple[str, ...]
-    notes: tuple[str, ...]
+    name: str  # name in code and on the command line
+    paper: str  # source of the method
+    cells: tuple[str, ...]  # one text per column of `COLUMNS`
+    notes: tuple[str, ...]  # failures and early stops, if any
 
 
 COLUMNS = (

@@ -52,25 +52,15 @@ Report = Callable[[float], None]
 
 @dataclass(frozen=True)
 class ToyProblem:
-    """One problem of the demonstration.
+    """One problem of the demonstration."""
 
-    Args:
-        name: `"regression"` or `"classification"`.
-        title: Title for headings.
-        data: Toy data.
-        likelihood: Likelihood of the targets.
-        num_inputs: Inputs of the network.
-        num_outputs: Outputs of the network.
-        effort: Factor on the number of epochs for this problem.
-    """
-
-    name: str
-    title: str
+    name: str  # `"regression"` or `"classification"`
+    title: str  # title for headings
     data: toy.Regression | toy.Classification
     likelihood: Likelihood
     num_inputs: int
     num_outputs: int
-    effort: float = 1.0
+    effort: float = 1.0  # factor on the number of epochs for this problem
 
     def network(self, seed: int) -> nn.Module:
         """A network with one hidden layer, whose initial weights depend only on the seed."""

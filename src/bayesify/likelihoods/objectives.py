@@ -89,12 +89,8 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
 
 
 def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) -> None:
-    """Check that an objective is finite.
-
-    Raises:
-        ValueError: If `value` is not finite. The message names the first weight that is not finite; if all weights are
-            finite, it says whether the outputs are.
-    """
+    """Raise `ValueError` if an objective is not finite. The message names the first weight that is not finite; if all weights
+    are finite, it says whether the outputs are."""
     if math.isfinite(value.item()):
         return
     for name, weight in weights.items():

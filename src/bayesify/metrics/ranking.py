@@ -81,12 +81,7 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
 
 
 def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
-    """AUROC and average precision of separating positive from negative examples by rank, computed from counts.
-
-    Args:
-        low: Ranks of the negative examples, starting at 0, [N].
-        high: Ranks of the positive examples, [M].
-    """
+    """AUROC and average precision of separating positive examples (ranks `high`, [M]) from negative ones (ranks `low`, [N])."""
     size = int(torch.cat((low, high)).max()) + 1
     negative, positive = (torch.bincount(ranks.cpu(), minlength=size).flip(0) for ranks in (low, high))  # highest first
     passed, found = negative.cumsum(0), positive.cumsum(0)
@@ -97,11 +92,7 @@ def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
 
 
 def dense_ranks(scores: Tensor, name: str) -> Tensor:
-    """Ranks of scores, starting at 0; equal scores share a rank.
-
-    Raises:
-        ValueError: If a score is not finite.
-    """
+    """Ranks of scores, starting at 0; equal scores share a rank."""
     if not bool(torch.isfinite(scores).all()):
         raise ValueError(
             f"metrics: {name} is not finite for some example; check the network's outputs for NaN and infinity"

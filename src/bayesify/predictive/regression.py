@@ -239,11 +239,7 @@ def pair(both: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match_targets(y: Tensor, mean: Tensor) -> Tensor:
-    """The targets in the shape of the predictions. A last axis of one entry is added or dropped if necessary; nothing is broadcast.
-
-    Raises:
-        ValueError: If the shapes differ in any other way, or if a target is not finite.
-    """
+    """The targets in the shape of the predictions. A last axis of one entry may be added or dropped; nothing is broadcast."""
     check_finite(y, "targets")
     found = with_column(y, mean.shape)
     if found is None:

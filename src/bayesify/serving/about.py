@@ -20,27 +20,18 @@ MAX_TEXT_CHARACTERS = 80
 class Column(Plain):
     """A column of the training rows.
 
-    Args:
-        name: Name of the column.
-        kind: `"number"`, `"date"` or `"text"`.
-        low: Smallest number or date of the column.
-        high: Largest number or date of the column.
-        texts: Most frequent texts of the column.
-        num_different: Number of different cells.
-        num_missing: Number of empty cells.
-        knots: Quantiles of the numbers, or of the dates in days; at most 21.
-        shares: For each knot, the share of the nonempty cells that are at most this knot. For each of `texts`, the share of the
-            nonempty cells that are equal to this text.
+    For each knot, `shares` has the share of the nonempty cells that are at most this knot. For each of `texts`, it has the share of
+    the nonempty cells that are equal to this text.
     """
 
     name: str
-    kind: str
-    low: float | str | None = None
-    high: float | str | None = None
-    texts: tuple[str, ...] = ()
-    num_different: int = 0
-    num_missing: int = 0
-    knots: tuple[float, ...] = ()
+    kind: str  # `"number"`, `"date"` or `"text"`
+    low: float | str | None = None  # smallest number or date
+    high: float | str | None = None  # largest number or date
+    texts: tuple[str, ...] = ()  # most frequent texts
+    num_different: int = 0  # number of different cells
+    num_missing: int = 0  # number of empty cells
+    knots: tuple[float, ...] = ()  # quantiles of the numbers, or of the dates in days; at most 21
     shares: tuple[float, ...] = ()
 
 

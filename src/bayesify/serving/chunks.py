@@ -26,16 +26,11 @@ class Parts:
     """The parts of a table, in order. They can be read several times.
 
     For each part, iteration yields the number of rows before the part, the rows of the part with a running index, and the notes.
-
-    Args:
-        path: Path of the file.
-        frames: Function that reads the parts, beginning with the first.
-        notes: Sentences that say how the file was read.
     """
 
     path: Path
-    frames: Callable[[], Iterator[DataFrame]]
-    notes: list[str]
+    frames: Callable[[], Iterator[DataFrame]]  # function that reads the parts, beginning with the first
+    notes: list[str]  # sentences that say how the file was read
 
     def __iter__(self) -> Iterator[tuple[int, DataFrame, list[str]]]:
         first = 0

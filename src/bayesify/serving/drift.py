@@ -27,11 +27,8 @@ class Drift:
     that are at most t in the training rows and in the new rows. The maximum is taken over quantiles t of the training rows. For
     texts, it is half the sum of the absolute differences between the shares of each text. For empty cells, it is the difference
     between the shares of empty cells. A column is reported if its distance exceeds both `MIN_DISTANCE` and a distance that two
-    samples of one distribution exceed by chance in about 1 of 100 cases.
-
-    Args:
-        about: Facts about the model, which include the shares in the training rows.
-        day_first: Date columns in which the day comes before the month.
+    samples of one distribution exceed by chance in about 1 of 100 cases. In the date columns `day_first`, the day comes before the
+    month.
     """
 
     def __init__(self, about: About, day_first: Collection[str]) -> None:

@@ -38,19 +38,14 @@ NUM_KNOTS = 21
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of a method on rows that it has not seen.
+    """Scores of a method on rows that it has not seen."""
 
-    Args:
-        scores: Mapping from names to scores; see `Scores.means`.
-        where: Description of the scored rows.
-        held_out: Predictions of the scored rows, if they are known.
-        rows: Indices of the scored rows in the table, [N].
-    """
-
-    scores: Mapping[str, float]
-    where: str
-    held_out: HeldOut | None = None
-    rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    scores: Mapping[str, float]  # mapping from names to scores; see `Scores.means`
+    where: str  # description of the scored rows
+    held_out: HeldOut | None = None  # predictions of the scored rows, if they are known
+    rows: np.ndarray = field(
+        default_factory=lambda: np.empty(0, dtype=np.int64)
+    )  # indices of the scored rows in the table, [N]
 
 
 def fit_table(

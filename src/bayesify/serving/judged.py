@@ -30,19 +30,12 @@ NUM_BINS = 10
 
 @dataclass(frozen=True)
 class Group(Plain):
-    """Rows that have something in common.
+    """Rows that have something in common."""
 
-    Args:
-        name: Words for what the rows have in common.
-        num_rows: Number of rows.
-        coverage: Share of rows whose target is inside the 90 % interval, or whose class is in the 90 % set.
-        size: Mean width of the intervals, or share of rows with the right class.
-    """
-
-    name: str
+    name: str  # words for what the rows have in common
     num_rows: int
-    coverage: float
-    size: float
+    coverage: float  # share of rows whose target is inside the 90 % interval, or whose class is in the 90 % set
+    size: float  # mean width of the intervals, or share of rows with the right class
 
     @property
     def error(self) -> float:
@@ -53,17 +46,11 @@ class Group(Plain):
 
 @dataclass(frozen=True)
 class Judged:
-    """Predictions of rows that the predicting models had not seen.
-
-    Args:
-        held_out: The predictions.
-        frame: Cells of the predicted rows.
-        classes: Labels of the classes; empty for a numeric target.
-    """
+    """Predictions of rows that the predicting models had not seen."""
 
     held_out: HeldOut
-    frame: DataFrame
-    classes: Sequence[str] = ()
+    frame: DataFrame  # cells of the predicted rows
+    classes: Sequence[str] = ()  # labels of the classes; empty for a numeric target
 
     def groups(self, texts: Sequence[str]) -> tuple[Group, ...]:
         """Groups by thirds of the predictions or by predicted class, and groups by the texts in the columns `texts`."""

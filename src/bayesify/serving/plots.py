@@ -18,23 +18,14 @@ INK, LINE, FAINT, SECOND, GRID = "#1b3a5c", "#2f7ab8", "#b9c4d0", "#c2571a", "#e
 
 @dataclass
 class Plot:
-    """A figure under construction.
+    """A figure under construction."""
 
-    Args:
-        x: Ends of the horizontal axis.
-        y: Ends of the vertical axis.
-        x_label: Label of the horizontal axis.
-        y_label: Label of the vertical axis.
-        title: Description of the figure, also for screen readers.
-        percent: Axes whose values are shares and are shown as percentages: `"x"`, `"y"`, `"xy"` or `""`.
-    """
-
-    x: tuple[float, float]
-    y: tuple[float, float]
+    x: tuple[float, float]  # ends of the horizontal axis
+    y: tuple[float, float]  # ends of the vertical axis
     x_label: str
     y_label: str
-    title: str
-    percent: str = ""
+    title: str  # description of the figure, also for screen readers
+    percent: str = ""  # axes whose values are shares and are shown as percentages: `"x"`, `"y"`, `"xy"` or `""`
     marks: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:

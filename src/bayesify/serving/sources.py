@@ -37,35 +37,22 @@ EXTENSIONS = (
 
 @dataclass(frozen=True)
 class Source:
-    """A table that was read.
-
-    Args:
-        frame: Rows of the table.
-        name: Short name of the table; see `short_name`.
-        where: Name of the table in messages.
-        notes: Sentences that say how the table was read.
-        target: Target column of a named data set; `None` for a file.
-        task: Task of a named data set; `None` for a file.
-        standard: Training and test rows of the splits that a data set defines.
-    """
+    """A table that was read."""
 
     frame: DataFrame
-    name: str
-    where: str
-    notes: tuple[str, ...] = ()
-    target: str | None = None
-    task: Task | None = None
-    standard: tuple[tuple[np.ndarray, np.ndarray], ...] = ()
+    name: str  # short name of the table; see `short_name`
+    where: str  # name of the table in messages
+    notes: tuple[str, ...] = ()  # sentences that say how the table was read
+    target: str | None = None  # target column of a named data set
+    task: Task | None = None  # task of a named data set
+    standard: tuple[
+        tuple[np.ndarray, np.ndarray], ...
+    ] = ()  # training and test rows of the splits that a data set defines
 
 
 def read_source(data: str, reading: Reading | None = None) -> Source:
     """Read a table from the file with this path, from standard input (`-`), or from the UCI or scikit-learn data set with this
-    name.
-
-    Raises:
-        InputError: If there is no file or data set with this name, or if the table cannot be read.
-        FileNotFoundError: If a data set that is given by its name is not on disk and cannot be downloaded.
-    """
+    name."""
     if not is_path(data):
         return _named(data)
     frame, notes = read_table(Path(data), reading)
