@@ -9,9 +9,8 @@ from torch import Tensor
 
 from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, Level, checked
-from bayesify.metrics.calibration import reliability
+from bayesify.metrics.calibration import match_labels, match_values, reliability
 from bayesify.metrics.scores import COVERAGE_LEVELS, ECE_BINS, brier
-from bayesify.metrics.targets import match_labels, match_values
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive

@@ -13,7 +13,7 @@ import torch
 
 from bayesify.compare.models import SplitModel, SplitRows, of_probabilities
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive.regression import RegressionPredictive, pair
 from bayesify.training.random_streams import derive_seed
 
 MAX_RESIDUALS = 60
@@ -56,15 +56,10 @@ def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) 
         log_width = np.broadcast_to(np.log(widths)[:, None], mean.shape)
         if logarithm:
             mean, log_width = np.exp(mean), log_width + mean
-        return RegressionPredictive(Outputs(torch.from_numpy(np.stack((mean, 2 * log_width), -1))), _components)
+        both = torch.stack((torch.from_numpy(mean), torch.from_numpy(2 * log_width).exp()), -1)  # [S, B, 2]
+        return RegressionPredictive(Outputs(both.unsqueeze(2)), pair)
 
     return predict
-
-
-def _components(outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Means and variances, each [S, B, 1], from means and log-variances [S, B, 2]."""
-    mean, log_variance = outputs.chunk(2, dim=-1)
-    return mean, log_variance.exp()
 
 
 def _regressor(name: str, rows: SplitRows) -> Callable[[np.ndarray], Predictive]:

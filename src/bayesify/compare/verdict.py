@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bayesify.compare.contestants import BASELINES, RIVALS, cost_rank, title_of
+from bayesify.compare.contestants import BASELINES, RIVALS, cost_rank
 from bayesify.compare.scores import NUM_POINTS, THIRDS
 from bayesify.compare.summary import (
     BEHIND,
@@ -150,19 +150,19 @@ def _headline(
     majority: tuple[str, float] | None,
 ) -> str:
     if certainty == "untested":
-        return f"{_capital(best)} did best, but on a single split, which is too little to decide."
+        return f"{capital(best)} did best, but on a single split, which is too little to decide."
     if certainty == "nothing":
         guess = "always guessing the mean" if majority is None else f"always saying {majority[0]!r}"
         return f"No method predicted {target} clearly better than {guess}."
     if all(row.name in RIVALS or row.standing == BEHIND for row in summary.ranked):
-        names = _list([_words(row) for row in tied])
+        names = _list([words_of(row) for row in tied])
         verb = "predicts" if len(tied) == 1 and tied[0].name not in PLURAL_NAMES else "predict"
         return f"{capital(names)} {verb} {target} better here than any network."
     if certainty == "clear":
-        return f"Use {_words(best)}."
+        return f"Use {words_of(best)}."
     if certainty == "likely":
-        return f"{_capital(best)} {_verb(best, 'predicts', 'predict')} {target} best here, but this is not certain."
-    names = _list([_words(row) for row in tied])
+        return f"{capital(best)} {_verb(best, 'predicts', 'predict')} {target} best here, but this is not certain."
+    names = _list([words_of(row) for row in tied])
     if len(tied) > MAX_NAMES:
         names = f"{len(tied)} of {len(summary.ranked)} methods"
     return f"{capital(names)} predict {target} equally well here."
@@ -175,8 +175,8 @@ def _choice(
     told = []
     if certainty == "tie":
         if len(tied) > MAX_NAMES:
-            told.append(f"The scores of {_list([_words(row) for row in tied])} are too close to say which is best.")
-        uneven = [_words(row) for row in tied if row not in summary.contenders]
+            told.append(f"The scores of {_list([words_of(row) for row in tied])} are too close to say which is best.")
+        uneven = [words_of(row) for row in tied if row not in summary.contenders]
         if uneven:
             told.append(
                 f"The scores of {_list(uneven)} vary so much from split to split that they allow no conclusion."
@@ -184,9 +184,9 @@ def _choice(
         cheapest = min(_no_guesses(summary.contenders), key=lambda row: cost_rank(row.name))
         if pick is not cheapest:
             told.append(
-                f"The cheapest of these methods is {_words(cheapest)}, but its stated uncertainty is less accurate."
+                f"The cheapest of these methods is {words_of(cheapest)}, but its stated uncertainty is less accurate."
             )
-        told.append(f"Use {_words(pick)}, {why_picked(pick, summary)}.")
+        told.append(f"Use {words_of(pick)}, {why_picked(pick, summary)}.")
         widest = summary.difference(tied[-1].name, tied[0].name)
         if 0 < widest.mean < MIN_NAMED_NATS and widest.p < SIGNIFICANCE_LEVEL:
             told.append(
@@ -196,7 +196,7 @@ def _choice(
     if certainty == "likely":
         near = next(row for row in summary.ranked if row.standing == UNCLEAR)
         told.append(
-            f"These splits cannot rule out that {_words(near)} {_verb(near, 'predicts', 'predict')} {target} equally well."
+            f"These splits cannot rule out that {words_of(near)} {_verb(near, 'predicts', 'predict')} {target} equally well."
         )
     judged = certainty in ("clear", "likely", "tie")
     rival = next((row for row in summary.ranked if row.name in RIVALS and row.name != "constant"), None)
@@ -205,7 +205,7 @@ def _choice(
         if not (first.leads and second.leads):
             gain = _more(summary.difference(second.name, first.name).mean)
             told.append(
-                f"{_capital(first)} {_verb(first, 'gives', 'give')} the true {target} of a new row {gain} {_words(second)}, "
+                f"{capital(first)} {_verb(first, 'gives', 'give')} the true {target} of a new row {gain} {words_of(second)}, "
                 f"the best {'network' if second is network else 'method that is not a network'}."
             )
     if judged and not any(row.name not in (*RIVALS, *BASELINES) for row in summary.ranked):
@@ -225,12 +225,12 @@ def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Seque
     """Sentences that compare the size of the errors with the errors of a constant guess."""
     constant = summary.row("constant")
     if summary.task == "regression":
-        told = f"The typical error of {_words(row)} is {significant(row.means['rmse'] or 0.0)}"
+        told = f"The typical error of {words_of(row)} is {significant(row.means['rmse'] or 0.0)}"
         if constant is not None and row is not constant:
             told += f". Always guessing the mean of {target} has a typical error of {significant(constant.means['rmse'] or 0.0)}"
         return [f"{told}."]
     accuracy = row.means["accuracy"] or 0.0
-    told = f"{_capital(row)} {_verb(row, 'is', 'are')} right in {100 * accuracy:.1f} % of test rows"
+    told = f"{capital(row)} {_verb(row, 'is', 'are')} right in {100 * accuracy:.1f} % of test rows"
     majority = _majority(summary, classes)
     if majority is None or row is constant:
         return [f"{told}."]
@@ -278,7 +278,7 @@ def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> l
     label, share, recall, _ = min(missed, key=lambda entry: (entry[2], entry[0]))
     others = f", and less than half of the rows of {len(missed) - 1} other classes" if len(missed) > 1 else ""
     return [
-        f"{_capital(row)} {_verb(row, 'recognizes', 'recognize')} {100 * (recall or 0.0):.0f} % of the rows of class {label!r} "
+        f"{capital(row)} {_verb(row, 'recognizes', 'recognize')} {100 * (recall or 0.0):.0f} % of the rows of class {label!r} "
         f"({100 * share:.0f} % of all rows){others}."
     ]
 
@@ -314,9 +314,11 @@ def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
     covers = [row.means[f"coverage_{name}"] or 0.0 for name in names]
     fits = [_fit(row, level, cover, tested, regression) for level, cover in zip(LEVELS, covers, strict=True)]
     observed = _list([f"{100 * cover:.0f}" for cover in covers])
+    each = "; ".join(f"{name} % {fit}" for name, fit in zip(names, fits, strict=True))
+    shown = fits[0] if len(set(fits)) == 1 else each
     told = [
-        f"The {_list(names)} % {what} of {_words(row)} contained the true {target} in {observed} % of test rows: "
-        f"{_joined(names, fits)}. The 90 % {what} {_size(row.means['width_90'] or 0.0, regression)}."
+        f"The {_list(names)} % {what} of {words_of(row)} contained the true {target} in {observed} % of test rows: "
+        f"{shown}. The 90 % {what} {_size(row.means['width_90'] or 0.0, regression)}."
     ]
     told += _thirds(row, tested) if regression else []
     after, narrow = row.means["conformal_coverage_90"], row.means["conformal_width_90"]
@@ -348,12 +350,6 @@ def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bo
     return "about right" if chance <= MAX_COVERAGE_ERROR else "no error visible with so few rows"
 
 
-def _joined(names: Sequence[str], fits: Sequence[str]) -> str:
-    if len(set(fits)) == 1:
-        return fits[0]
-    return "; ".join(f"{name} % {fit}" for name, fit in zip(names, fits, strict=True))
-
-
 def _thirds(row: MethodRow, tested: int) -> list[str]:
     """Sentences that say whether the 90 % intervals are right in each third of the predictions: low, middle and high."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
@@ -379,13 +375,13 @@ def _rejection(row: MethodRow, summary: Summary) -> list[str]:
     if summary.task == "classification" and row.means["accuracy"] == 1:
         return []
     told = (
-        f"The uncertainty of {_words(row)} does not show which rows are wrong: leaving out the least certain fifth does not "
+        f"The uncertainty of {words_of(row)} does not show which rows are wrong: leaving out the least certain fifth does not "
         "help."
     )
     for other in summary.contenders:
         if other is not row and (effect := _effect(other, summary)):
             predicts = _verb(other, "predicts", "predict")
-            return [f"{told} The uncertainty of {_words(other)}, which {predicts} equally well, does: {effect}."]
+            return [f"{told} The uncertainty of {words_of(other)}, which {predicts} equally well, does: {effect}."]
     return [told]
 
 
@@ -412,11 +408,11 @@ def _outside(row: MethodRow, summary: Summary) -> list[str]:
     detects = (
         _verb(row, "detects", "detect") if mine >= MIN_DETECTION_AUROC else f"{_verb(row, 'does', 'do')} not detect"
     )
-    told = f"{_capital(row)} {detects} the unfamiliar (out-of-distribution) rows of --ood: {pairs}."
+    told = f"{capital(row)} {detects} the unfamiliar (out-of-distribution) rows of --ood: {pairs}."
     most = max(summary.ranked, key=lambda other: found[other.name] or 0.0)
     highest = found[most.name] or 0.0
     if mine < MIN_DETECTION_AUROC <= highest:
-        told += f" {_capital(most)} {_verb(most, 'does', 'do')}, in {100 * highest:.0f} of 100 pairs."
+        told += f" {capital(most)} {_verb(most, 'does', 'do')}, in {100 * highest:.0f} of 100 pairs."
     return [told]
 
 
@@ -447,22 +443,15 @@ def _p(value: float) -> str:
     return "< 0.001" if value < 0.001 else f"= {value:.3f}" if value < 0.1 else f"= {value:.2f}"
 
 
-def words_of(name: str) -> str:
+def words_of(row: MethodRow) -> str:
     """A method's name inside a sentence."""
-    return RIVAL_WORDS.get(name, title_of(name))
+    return RIVAL_WORDS.get(row.name, row.title)
 
 
-def _words(row: MethodRow) -> str:
-    return words_of(row.name)
-
-
-def capital(words: str) -> str:
-    """The words with a capital first letter, for the start of a sentence."""
-    return f"{words[0].upper()}{words[1:]}"
-
-
-def _capital(row: MethodRow) -> str:
-    return capital(_words(row))
+def capital(words: str | MethodRow) -> str:
+    """The words, or a method's name, with a capital first letter, for the start of a sentence."""
+    found = words if isinstance(words, str) else words_of(words)
+    return f"{found[0].upper()}{found[1:]}"
 
 
 def _verb(row: MethodRow, one: str, many: str) -> str:

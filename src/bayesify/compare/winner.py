@@ -80,15 +80,15 @@ def _reason(verdict: Verdict, summary: Summary) -> str:
     pick, kept = summary.row(verdict.pick), summary.row(verdict.network or "")
     assert pick is not None
     assert kept is not None
-    own = words_of(kept.name)
+    own = words_of(kept)
     if verdict.certainty == "nothing":
         return f"The model is {own}, but it does not predict clearly better than a constant guess: do not rely on it."
     if pick.name in RIVALS:
         be = "they are" if pick.name in PLURAL_NAMES else "it is"
         close = " These splits cannot distinguish the two." if kept.leads and pick.leads else ""
         return (
-            f"{capital(words_of(pick.name))} cannot be stored, because {be} not one of bayesify's networks. The stored model is "
-            f"bayesify's best method here, {own}, with {_error(kept)} ({words_of(pick.name)}: {_error(pick)}).{close}"
+            f"{capital(pick)} cannot be stored, because {be} not one of bayesify's networks. The stored model is "
+            f"bayesify's best method here, {own}, with {_error(kept)} ({words_of(pick)}: {_error(pick)}).{close}"
         )
     if verdict.certainty == "tie":
         tied = sum(row.name != "constant" for row in summary.leading)

@@ -1,7 +1,6 @@
 """Conformal prediction: intervals and sets with guaranteed coverage, for any predictor."""
 
-from bayesify.conformal.cross import CrossIntervals
-from bayesify.conformal.intervals import Intervals
+from bayesify.conformal.intervals import CrossIntervals, Intervals
 from bayesify.conformal.predictor import Conformal
 from bayesify.conformal.sets import Sets, credible_sets
 from bayesify.conformal.thresholds import enough_rows, threshold

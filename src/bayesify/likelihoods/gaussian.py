@@ -13,7 +13,7 @@ from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gamma import as_float
 from bayesify.predictive.families.gaussian import GAUSSIAN, gaussian_log_density
 from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, OutputGaussian
-from bayesify.predictive.regression import RegressionPredictive, with_variance
+from bayesify.predictive.regression import RegressionPredictive
 
 START_NOISE = 0.1
 """Noise variance until `fit` finds a value."""
@@ -76,7 +76,7 @@ class Gaussian(NumberLikelihood):
     @staticmethod
     def split(outputs: Tensor, **numbers: Tensor) -> tuple[Tensor, ...]:
         """Means and the variance."""
-        return with_variance(outputs, **numbers)
+        return outputs, numbers["variance"].to(outputs)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
         """The exact predictive $\\mathcal{N}(y; f, C + \\text{noise})$."""

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Count, Level, checked
-from bayesify.metrics.targets import match_labels, match_values
 from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive.regression import RegressionPredictive, match_targets
 
 
 @dataclass(frozen=True)
@@ -108,3 +107,20 @@ def calibration_curve(
     centrality = predictive.centrality(match_values(predictive, y)).flatten().double()
     expected = torch.tensor(chosen, dtype=torch.float64, device=centrality.device)
     return CalibrationCurve(expected, (centrality <= expected[:, None]).double().mean(1))
+
+
+def match_values(predictive: RegressionPredictive, y: Tensor) -> Tensor:
+    """Targets of a regression, checked and reshaped to the shape of the predictive mean, [B, O]."""
+    return match_targets(_some(y).to(predictive.mean.device), predictive.mean).to(predictive.mean.dtype)
+
+
+def match_labels(predictive: ClassificationPredictive, y: Tensor) -> Tensor:
+    """Labels of a classification, checked and reshaped to the shape of the predicted labels, [B] or [B, ...]."""
+    return predictive.match_labels(_some(y).to(predictive.labels.device))
+
+
+def _some(y: Tensor) -> Tensor:
+    y = torch.as_tensor(y)
+    if y.numel() == 0:
+        raise ValueError("metrics: there are no targets; give at least one example")
+    return y

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Count, checked
+from bayesify.metrics.calibration import match_labels
 from bayesify.metrics.ranking import dense_ranks, uncertainties
-from bayesify.metrics.targets import match_labels
 from bayesify.predictive.classification import ClassificationPredictive
 
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.metrics.calibration import reliability
-from bayesify.metrics.targets import match_labels, match_values
+from bayesify.metrics.calibration import match_labels, match_values, reliability
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive

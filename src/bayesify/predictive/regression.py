@@ -227,11 +227,6 @@ def _composed(
     return outer(*inner(outputs))
 
 
-def with_variance(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and variances of Gaussians. The means are the network's outputs, and the variance is given."""
-    return mean, variance.to(mean)
-
-
 def pair(both: Tensor) -> tuple[Tensor, Tensor]:
     """Means and variances of Gaussians, from a tensor [..., 2] that holds both on its last axis."""
     mean, variance = both.unbind(-1)

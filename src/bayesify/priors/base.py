@@ -163,6 +163,10 @@ class PriorDraw:
         return std.to(like) if isinstance(std, Tensor) else like.new_full((), std)
 
 
+NEGLIGIBLE_LOG_VALUE = -80.0
+"""Logarithm of a number that is negligible next to the prior's, so that the posterior of the hyperparameters is their prior."""
+
+
 class Prior(nn.Module):
     """A prior over the weights of a network.
 

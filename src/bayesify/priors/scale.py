@@ -9,13 +9,11 @@ from torch import Tensor, nn
 
 from bayesify.maths.gamma import draw_gamma, gamma_kl, inverse_root_moments
 from bayesify.maths.noise import Randomness
-from bayesify.priors.base import Prior, PriorDraw
+from bayesify.priors.base import NEGLIGIBLE_LOG_VALUE, Prior, PriorDraw
 from bayesify.weights.catalog import Weight
 
 SHAPE = 2.0
 RATE = 2.0
-NEGLIGIBLE_LOG_VALUE = -80.0
-"""Value of log alpha and log beta at which alpha and beta are negligible next to 2, so that q(s) equals the prior."""
 
 
 class Scale(Prior):
@@ -70,8 +68,7 @@ class Scale(Prior):
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """S scales per layer."""
-        rate = self.rate
-        scale = draw_gamma(self.shape, num_draws, generator) / rate  # [S, L]
+        scale = draw_gamma(self.shape, num_draws, generator) / self.rate  # [S, L]
         return PriorDraw(self._by_weight(scale.rsqrt()), self.kl())
 
     def kl(self) -> Tensor:

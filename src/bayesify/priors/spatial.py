@@ -1,5 +1,4 @@
-"""A prior that correlates the positions of a convolution's kernel; the correlation has its own inverse-Wishart
-posterior."""
+"""A prior that correlates the positions of a convolution's kernel; the correlation has its own inverse-Wishart posterior."""
 
 from __future__ import annotations
 
@@ -12,12 +11,8 @@ from bayesify.maths.constraints import strict_tril
 from bayesify.maths.noise import Randomness
 from bayesify.maths.positive_definite import inverse_from_factor
 from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
-from bayesify.priors.base import Prior, PriorDraw, kernel_positions
+from bayesify.priors.base import NEGLIGIBLE_LOG_VALUE, Prior, PriorDraw, kernel_positions
 from bayesify.weights.catalog import Weight
-
-NEGLIGIBLE_LOG_VALUE = -80.0
-"""If log nu and the log diagonal of Psi's factor have this value, nu and Psi are negligible next to K + 1, and q(L) is
-the prior."""
 
 
 class SpatialInverseWishart(Prior):
