@@ -42,19 +42,20 @@ hide: [navigation, toc]
 *For readers who check our reproduction number by number.* Each cell has our number ± its standard error, and in parentheses
 the published number ± its spread. Our number is rounded to the decimals that the paper prints.
 
-- **Bold**: met or better. Our number is worse than the published one by at most its spread, or by at most 1 % if no spread is
-  printed.
-- **≈**: agrees. Our number is within the spread in either direction. Counts must be equal.
-- `–`: not run.
+- A **bold** number meets the published one or is better. It is worse than the published number by at most the published spread,
+  or by at most 1 % if the paper prints no spread.
+- The sign **≈** means that our number agrees with the published one: it is within the spread in either direction. Counts must be
+  equal.
+- The sign `–` means that we did not run the cell.
 - A number after an arrow is the corrected published number, with which we compare ours.
 - A number after a slash is a second number of ours, which is not compared. The text below the tables describes it.
 
-The text below the tables also says why cells are missing or not met, and gives the command of the first cell. It begins with the
-cells that it is about, in bold. The papers' claims have [their own page](claims.md).
+The text below the tables also says why cells are missing or not met, and gives the command of the first cell. Each remark begins
+with the names of the cells that it is about, in bold. The claims of the papers have [their own page](claims.md).
 
-`python -m tools.every_table` writes this page from `papers/tables.json`, which has the command, the date, the hardware and the
-number of seeds of each number. `bayesify reproduce --status` prints this file. The pages of the papers describe the runs, and the
-rows on which each choice was made.
+`python -m tools.every_table` writes this page from `papers/tables.json`. This file has the command, the date, the hardware and the
+number of seeds of each number. `bayesify reproduce --status` prints a summary of it. The pages of the papers describe the runs, and
+the rows on which each choice was made.
 """
 CLAIMS_INTRO = """# Claims of the papers
 
@@ -328,7 +329,7 @@ def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], f
         **{fact: first.get(fact) if ran else None for fact in ("date", "hardware", "seconds")},
         "reason": why or None,
         "note": " ".join(part for part in (note, kept) if part) or None,
-        "training": f"Training: {first['recipe']}." if "recipe" in first else None,
+        "training": f"The training recipe is {first['recipe']}." if "recipe" in first else None,
     }
 
 
@@ -478,7 +479,8 @@ def page(content: Mapping[str, list[Cell]]) -> str:
     """The whole page, from the content of `tables.json`."""
     parts = [INTRO, "```text\n" + status.summary(content) + "\n```\n", _contents()]
     for paper, title in PAPERS.items():
-        parts.append(f"## {title}: {paper.replace('-', ' ')}\n\n[How it was run]({paper}.md).\n")
+        run = f"The page of this paper describes [how the experiments were run]({paper}.md)."
+        parts.append(f"## {title}: {paper.replace('-', ' ')}\n\n{run}\n")
         for experiment in status.EXPERIMENTS[paper]:
             own = {
                 key: [one for one in content[key] if (one["paper"], one["experiment"]) == (paper, experiment)]
@@ -523,13 +525,13 @@ def _below(own: list[Cell]) -> str:
     text = [
         f"- {_which(key, note, own)}{note}" for key in ("reason", "note", "training") for note in _several(own, key)
     ]
-    text += [f"- Corrected published numbers: {note}" for note in _several(own, "correction")]
-    text += [f"- After the slash: {note}." for note in _several(own, "other_is")]
-    text += [f"- Misprint: {note}" for note in _several(own, "misprint")]
+    text += [f"- The published numbers are corrected: {note}" for note in _several(own, "correction")]
+    text += [f"- The number after the slash is {note}." for note in _several(own, "other_is")]
+    text += [f"- The paper has a misprint: {note}" for note in _several(own, "misprint")]
     if commands := _several(own, "command"):
         first = next(cell for cell in own if cell["command"])
-        place = f" of {first['row']}, {first['column']}" if len(commands) > 1 else ""
-        text.append(f"- Command{place}: `{commands[0]}`")
+        place = f" of the cell *{first['row']}, {first['column']}*" if len(commands) > 1 else ""
+        text.append(f"- The command{place} is `{commands[0]}`")
     return "\n".join(text) + "\n"
 
 
@@ -578,7 +580,7 @@ def _decimals(number: float) -> int:
 def _claims(own: list[Cell]) -> str:
     counts = Counter(one["shown"] for one in own)
     told = ", ".join(f"{counts[shown]} {word}" for shown, word in status.VERDICTS.items() if counts[shown])
-    return f"[Claims](claims.md) of this experiment: {told}.\n"
+    return f"Our verdicts on the [claims](claims.md) of this experiment are: {told}.\n"
 
 
 def _text(cell: Cell) -> str:
