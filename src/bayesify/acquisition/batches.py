@@ -129,8 +129,7 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Entropy of each example's label given a configuration, averaged over configurations with weights [M, S]; the
-    result is [N]."""
+    """Entropy of each example's label given a configuration, averaged over configurations with weights [M, S]: [N]."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

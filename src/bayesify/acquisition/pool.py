@@ -19,8 +19,7 @@ from bayesify.storage.atomic import remove_leftovers
 Train = Callable[[Tensor, Tensor, int], Predictor]
 """Function that takes inputs, labels and a seed and returns a trained model."""
 Choose = Callable[[Predictor, Tensor, int, torch.Generator], Tensor]
-"""Function that takes a model, inputs, a number of examples and a generator and returns the indices of the chosen
-examples."""
+"""Function that takes a model, inputs, a number of examples and a generator and returns the indices of the chosen examples."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,7 @@ def label_pool(
 
 
 class _StoredRun:
-    """Labels and rounds so far, stored in a file if a path is given. If the file exists and has the same settings, the
-    run continues from it."""
+    """Labels and rounds so far, stored in a file if a path is given. A run with the same settings continues from the file."""
 
     def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
         self._path, self._settings = path, settings

@@ -190,16 +190,8 @@ class CurvatureDescent(torch.optim.Optimizer):
     r"""Optimizer that takes `IVON`'s steps, given gradients of the negative bound per example. Point estimates take Adam's steps.
 
     All state is in tensors on the parameters' device, and steps do not synchronize with the host, so that they can be captured
-    in a CUDA graph. If `fit` sets `found_inf`, a step changes nothing.
-
-    Args:
-        means, log_stds, prior_precisions: Means, log standard deviations and prior precisions of the weights, all in the same
-            order.
-        points: Optimizer of the point estimates, if any.
-        lr, betas, clip: `IVON`'s learning rate, decays ($\beta_1$, $\beta_2$) and bound on steps.
-
-    Attributes:
-        effective_data: N divided by the KL's weight.
+    in a CUDA graph. If `fit` sets `found_inf`, a step changes nothing. `points` is the optimizer of the point estimates, and
+    `effective_data` is N divided by the KL's weight.
     """
 
     _step_supports_amp_scaling = True  # tells the guard of `fit` that this optimizer respects `found_inf`
@@ -223,8 +215,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Share the state and the parameter groups with the optimizer of the point estimates, so that checkpoints and
-        schedulers see everything."""
+        """Share state and groups with the optimizer of the point estimates, so that checkpoints and schedulers see everything."""
         if self.points is not None:
             self.points.param_groups, self.points.state = self.param_groups[1:], self.state
 

@@ -1,5 +1,4 @@
-"""One pass of a network with drawn weights: gradients at its layers, gradients of its weights, and gradients of single
-examples."""
+"""One pass of a network with drawn weights: gradients at its layers, gradients of its weights, and gradients of single examples."""
 
 from __future__ import annotations
 

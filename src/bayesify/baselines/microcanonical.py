@@ -60,16 +60,9 @@ class Microcanonical:
     draws are then biased. The bias depends on the variance, per weight, of a step's energy error, and $\epsilon$ is tuned to a
     given variance.
 
-    Args:
-        stack: C networks with the posterior `Point`, at the chains' starting points.
-        values: The parameters of the stack that the chains change, each [C, *shape].
-        batch: All data.
-        scale: Prior standard deviation of each weight, [P], in the order of `values`.
-        adjust: Whether trajectories can be rejected.
-        accept: Acceptance probability to which the step size is tuned if `adjust` is true.
-        energy_variance: Variance of a step's energy error, per weight, to which the step size is tuned if `adjust` is false.
-        max_steps: Largest mean number of steps of a trajectory.
-        seed: Seed of the chains.
+    The `stack` holds C networks with the posterior `Point`, at the chains' starting points; the chains change its parameters
+    `values`, each [C, *shape], whose prior standard deviations are `scale`, [P]. With `adjust`, the step size is tuned to the
+    acceptance probability `accept`, otherwise to the `energy_variance` of a step per weight.
     """
 
     def __init__(
@@ -232,8 +225,7 @@ class Microcanonical:
 
     @property
     def energy_error(self) -> Tensor:
-        """Root mean square energy error since the warm-up, in nats, [C]. It is the error of a trajectory or, if
-        `adjust` is false, of a step."""
+        """Root mean square energy error of a trajectory since the warm-up, in nats, [C]; without `adjust`, of a step."""
         return (self.sums[1] / self.sums[0].clamp_min(1)).sqrt()
 
     @property

@@ -308,8 +308,7 @@ class LayerwiseTrainer(NaturalGradient):
             parameter.copy_(value)
 
     def rules(self) -> Mapping[str, Rule]:
-        """Mapping from module names to rules, for the layers whose inputs a pass must keep; by default all layers that have a
-        rule."""
+        """Mapping from module names to the rules of the layers whose inputs a pass must keep; by default all layers with a rule."""
         return self._rules
 
     @abstractmethod

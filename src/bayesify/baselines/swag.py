@@ -51,8 +51,7 @@ MAX_LOSS_RISE = 10.0
 DEFAULT_RATE = 1e-2
 """Default learning rate of SGD, before `gentle_rate` lowers it."""
 RATE_DIVISOR, MAX_TRIES = 4.0, 5
-"""If the iterates predict worse than the network, the default rate is divided by `RATE_DIVISOR`; at most `MAX_TRIES` rates are
-tried."""
+"""If the iterates predict worse than the network, the default rate is divided by `RATE_DIVISOR`, at most `MAX_TRIES - 1` times."""
 MAX_RMSE_RISE, MAX_NLL_RISE, MAX_ACCURACY_LOSS = 0.05, 0.03, 0.01
 """Allowed deterioration on training rows at the default rate: relative rise of the RMSE, rise of the NLL in nats per label, and
 loss of accuracy as a share of labels."""
@@ -239,10 +238,11 @@ class SWAG(Drawable):
         rate: float,
         iterating: _Iterating,
     ) -> None:
-        """Train at the given learning rate, and collect iterates. Raises `ValueError` if the loss rises by more than
-        `MAX_LOSS_RISE`."""
+        """Train at a learning rate and collect iterates. Raises `ValueError` if the loss rises by more than `MAX_LOSS_RISE`."""
         self.history = fit(iterating, loader, optimizer=lambda _: make(rate), update=collect(), **options)
-        if iterating.rise(options["num_data"], self.history[-1]["nll"]) > MAX_LOSS_RISE:
+        # The first batch may have fitted better than the others from the start, so the loss of the epoch must rise too.
+        above = 0.0 if iterating.first is None else self.history[-1]["nll"] - iterating.first[2]
+        if above > MAX_LOSS_RISE and iterating.rise() > MAX_LOSS_RISE:
             raise ValueError(
                 f"SWAG: with learning_rate={rate:g}, the loss rose by more than {MAX_LOSS_RISE:g} nats; "
                 "lower the learning rate"
@@ -250,8 +250,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _widen_noise(self, batches: Sequence[Batch], num_data: int) -> None:
-        """Increase the estimated noise variance, because the network has memorized part of its training rows; see
-        `new_rows_ratio`."""
+        """Increase the estimated noise, because the network has memorized part of its training rows; see `new_rows_ratio`."""
         likelihood, device = self.likelihood, self._reference.device
         if not batches or not isinstance(likelihood, Gaussian) or self.count < 2 or tracking_layers(self.network):
             return
@@ -281,7 +280,7 @@ class SWAG(Drawable):
             try:
                 train(rate, iterating)
             except ValueError:
-                if not iterating.has_diverged():
+                if iterating.rise() <= 0.5:
                     raise
             else:
                 assert read is not None
@@ -356,8 +355,7 @@ class SWAG(Drawable):
         return totals.score() if totals.total > 0 else None
 
     def _settle_noise(self, start: Score | None) -> float:
-        """Set the noise to the mean squared residual, unless the user gave a noise. Returns the targets' variance, or 1 if it
-        is unknown."""
+        """Set the noise to the mean squared residual, unless it was given. Returns the targets' variance, or 1 if it is unknown."""
         if not isinstance(self.likelihood, Gaussian) or start is None or not start.guess or start.rmse is None:
             return 1.0
         if not self.likelihood.is_settled:
@@ -497,8 +495,7 @@ class SWAG(Drawable):
         return plain
 
     def covariance_matrix(self) -> Tensor:
-        """The covariance as one dense matrix, [P, P], for small networks. Weights are flattened row by row, in the order of
-        `mean`."""
+        """The covariance of a small network as a dense matrix, [P, P]. Weights are flattened row by row, in the order of `mean`."""
         self._check_collected()
         variance = torch.cat([value.flatten() for value in self.variance().values()])
         if not self.rank:
@@ -561,8 +558,7 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """The training of the network whose iterates are collected. The loss is the negative log-likelihood, and weight decay
-    represents the prior."""
+    """The training of the network whose iterates are collected, by the negative log-likelihood. Weight decay is the prior."""
 
     training_draws = 1
 
@@ -597,31 +593,17 @@ class _Iterating(Trainable):
             self.first = batch, phase, _loss(data, batch, num_data)
         return data, torch.zeros_like(data)
 
-    def rise(self, num_data: int, last: float) -> float:
-        """Rise of the loss on the first batch; 0 if the epoch's loss is not much above the initial loss of the first batch.
-
-        Both losses must rise, because the first batch may have fitted better than the others from the start.
-        """
-        if self.first is None or last - self.first[2] <= MAX_LOSS_RISE:
-            return 0.0
-        return self._first_loss(num_data) - self.first[2]
-
-    def has_diverged(self) -> bool:
-        """Whether the loss of the first batch has risen or is no longer finite."""
+    def rise(self) -> float:
+        """Rise of the first batch's loss since the first step; infinite if the loss is not finite, 0 before the first step."""
         if self.first is None:
-            return False
+            return 0.0
+        (batch, phase, start), network = self.first, self.swag.network
+        kept = {name: value.clone() for name, value in network.named_buffers()}  # running statistics stay unchanged
         try:
-            return self._first_loss(len(self.first[0])) > self.first[2] + 0.5
+            data, _ = self.terms(batch, phase=phase, num_data=len(batch), num_draws=1)
+            return _loss(data, batch, len(batch)) - start
         except ValueError:
-            return True
-
-    def _first_loss(self, num_data: int) -> float:
-        """Current loss of the first batch; running statistics stay unchanged."""
-        assert self.first is not None
-        (batch, phase, _), network = self.first, self.swag.network
-        kept = {name: value.clone() for name, value in network.named_buffers()}
-        try:
-            return _loss(self.terms(batch, phase=phase, num_data=num_data, num_draws=1)[0], batch, num_data)
+            return math.inf
         finally:
             for name, value in network.named_buffers():
                 value.copy_(kept[name])

@@ -268,8 +268,7 @@ def _nll(found: list[Judged], temperature: float | Tensor = 1.0, variance_scale:
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
-    """The scale between MIN_SCALE and MAX_SCALE whose log minimizes a loss, found by a grid search and then by
-    bisection on the derivative."""
+    """The scale whose log minimizes a loss, found on a grid from MIN_SCALE to MAX_SCALE, then by bisection on the derivative."""
     grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])

@@ -64,8 +64,7 @@ def work_of(name: str) -> float:
 
 
 def cost_rank(name: str) -> int:
-    """Rank of a method from cheap to expensive, judged by what it trains and stores. Measured times would differ from run to
-    run."""
+    """Rank of a method from cheap to expensive, judged by what it trains and stores, because measured times vary."""
     return (*RIVALS, *BASELINES, *FROM_CHEAP_TO_DEAR, AUTO, *all_methods()).index(name)
 
 

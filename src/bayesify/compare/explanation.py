@@ -22,8 +22,7 @@ NUM_EXAMPLES = 6
 MAX_JUDGED_ROWS = 200
 """Maximum number of test rows from which the importance of columns is computed."""
 MAX_JUDGED_COLUMNS = 30
-"""Maximum number of columns whose importance is computed. In a wider table, they are the columns most correlated with the
-target."""
+"""Maximum number of columns whose importance is computed: in a wider table, the columns most correlated with the target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
@@ -51,8 +50,7 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
 
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
-    """The table's columns, each with the indices of its numeric inputs and the indices of its category codes. All parts
-    of a date belong to one column."""
+    """The table's columns, each with the indices of its numbers (several for a date) and the indices of its category codes."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, name in enumerate(features.sources):
         found.setdefault(name, ([], []))[0].append(place)

@@ -1,5 +1,4 @@
-"""Causes of scores that look too good: copies of rows, columns that reveal the target, and rows that are ordered by
-time."""
+"""Causes of scores that look too good: copies of rows, columns that reveal the target, and rows that are ordered by time."""
 
 from __future__ import annotations
 
@@ -19,9 +18,7 @@ GIVEAWAY_SHARE = 0.99
 MAX_JUDGED_ROWS = 2000
 """Maximum number of rows from which columns are judged."""
 MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
-"""Maximum number of columns that are tried, and maximum number of columns that are reported. The columns most correlated with
-the target are tried.
-"""
+"""Maximum number of columns that are tried, the most correlated with the target, and maximum number that are reported."""
 
 
 def find_copies(features: Features) -> np.ndarray | None:
@@ -51,8 +48,7 @@ def find_copies(features: Features) -> np.ndarray | None:
 
 
 def _comparable(features: Features) -> np.ndarray:
-    """All columns as numbers in units of their standard deviations, [N, columns]. Different categories, and missing
-    cells, are far apart."""
+    """All columns in units of their standard deviations, [N, columns]. Different categories, and missing cells, are far apart."""
     numbers = features.numbers
     if not numbers.size:
         return features.codes.astype(np.float64)

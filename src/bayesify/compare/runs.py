@@ -124,8 +124,7 @@ def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
 
 
 def _costs(model: Predictor | None) -> dict[str, int | None]:
-    """Number of trainable scalars (or stored scalars, if the model is not a module) and size of the model's file in bytes;
-    `None` for rivals."""
+    """Number of trainable scalars (or stored scalars of a model that is no module) and bytes of its file; `None` for rivals."""
     if model is None:
         return {"parameters": None, "bytes": None}
     stored = sum(tensor.numel() for tensor in model.state().values())

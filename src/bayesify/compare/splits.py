@@ -101,8 +101,7 @@ def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = 
 def _by_group(
     values: np.ndarray, groups: np.ndarray, index: int, generator: np.random.Generator, classes: bool
 ) -> Parts:
-    """A split of whole groups in random order. Folds have about equally many rows, or equally many groups if a few groups hold
-    most rows."""
+    """A split of whole groups in random order. Folds have about equally many rows, or groups if a few groups hold most rows."""
     _, first, number, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     if len(first) < MIN_GROUPS:
         raise InputError(
@@ -144,8 +143,7 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
 
 
 def _dealt(values: np.ndarray, generator: np.random.Generator, classes: bool) -> np.ndarray:
-    """Row indices in random order. If the targets are classes, every stretch of the order has about the same class shares as
-    the whole."""
+    """Row indices in random order. If the targets are classes, every stretch of the order has about the same class shares."""
     if not classes:
         return generator.permutation(len(values))
     place = np.empty(len(values))

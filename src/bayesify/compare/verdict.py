@@ -386,8 +386,7 @@ def _rejection(row: MethodRow, summary: Summary) -> list[str]:
 
 
 def _effect(row: MethodRow, summary: Summary) -> str:
-    """Words for the error or accuracy of the remaining rows when the least certain fifth is left out; empty if this does not
-    help."""
+    """Words for the error or accuracy of the rest when the least certain fifth is left out; empty if this does not help."""
     curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     if summary.task == "regression":
@@ -398,8 +397,7 @@ def _effect(row: MethodRow, summary: Summary) -> str:
 
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:
-    """Sentences that say whether this method detects out-of-distribution rows, and which method detects them best;
-    empty if there are no such rows."""
+    """Sentences that say whether this method detects out-of-distribution rows, if there are any, and which method does best."""
     found = {other.name: _noticed(other) for other in summary.ranked}
     mine = found[row.name]
     if mine is None:

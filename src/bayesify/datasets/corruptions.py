@@ -55,8 +55,7 @@ def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) 
 
 
 def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
-    """Blur rows, then columns. The kernel is cut off at four times the width, and border pixels are repeated beyond the
-    border."""
+    """Blur rows, then columns. The kernel is cut off at four times the width, and border pixels are repeated beyond the border."""
     reach = int(4 * width + 0.5)
     kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
     kernel /= kernel.sum()
@@ -76,8 +75,7 @@ def _contrast(x: np.ndarray, factor: float, generator: np.random.Generator) -> n
 
 
 def _brightness(x: np.ndarray, addend: float, generator: np.random.Generator) -> np.ndarray:
-    """Raise the HSV value and keep hue and saturation: all channels of a pixel are scaled by one factor. Black becomes
-    gray."""
+    """Raise the HSV value and keep hue and saturation: all channels of a pixel are scaled by one factor. Black becomes gray."""
     value: np.ndarray = x.max(1, keepdims=True)
     brighter = np.clip(value + addend, 0.0, 1.0)
     return np.where(value > 0, x * (brighter / np.where(value > 0, value, 1.0)), brighter)

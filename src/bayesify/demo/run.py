@@ -84,24 +84,18 @@ class ToyProblem:
 class Outcome:
     """The outcome of one method on one problem.
 
-    Args:
-        method: The method.
-        problem: Name of the problem.
-        scores: Scores from `metrics.evaluate` on test data, and for a regression `std_data` and `std_gap`: the mean epistemic
-            standard deviation at the training inputs and in the gap. Empty if the method failed.
-        seconds: Processor time of the training, which equals the elapsed time on an idle machine.
-        num_parameters: Number of trainable scalars, if they can be counted.
-        figure: Arrays on the problem's grid, by name: `mean`, `epistemic_std`, `std`; or `probs`, `entropy`.
-        note: Why the method failed or stopped early; empty if all went well.
+    `scores` are the scores of `metrics.evaluate` on test data, and for a regression `std_data` and `std_gap`: the mean epistemic
+    standard deviation at the training inputs and in the gap. `figure` has arrays on the problem's grid: `mean`, `epistemic_std` and
+    `std`, or `probs` and `entropy`.
     """
 
     method: Method
     problem: str
-    scores: dict[str, float] = field(default_factory=dict)
-    seconds: float = 0.0
-    num_parameters: int | None = None
+    scores: dict[str, float] = field(default_factory=dict)  # empty if the method failed
+    seconds: float = 0.0  # processor time of the training, which equals the elapsed time on an idle machine
+    num_parameters: int | None = None  # number of trainable scalars, if they can be counted
     figure: dict[str, Tensor] = field(default_factory=dict)
-    note: str = ""
+    note: str = ""  # why the method failed or stopped early; empty if all went well
 
     @property
     def failed(self) -> bool:
@@ -165,9 +159,7 @@ def run_all(
     budget: float | None = BUDGET_SECONDS,
     report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Outcomes of `run`. Each method runs on both problems before the next, so that an interrupted run keeps the
-    outcomes of finished methods.
-    """
+    """Outcomes of `run`. Each method runs on both problems before the next, so that an interruption keeps finished methods."""
     made = problems(seed)
     with own_generators():  # warm up, so that torch's slow first use is not in any method's time
         _train_posterior(METHODS["point"], made[0], seed, 1, None, None)

@@ -85,8 +85,7 @@ class Likelihood(nn.Module):
         return per_example if has_draws else per_example[0]
 
     def _fit_targets(self, outputs: Tensor, y: Tensor, has_draws: bool | None) -> tuple[Tensor, bool]:
-        """Reshape the targets, without broadcasting, to match the outputs of one draw; also return whether outputs have
-        a draw axis."""
+        """The targets, reshaped without broadcasting to fit the outputs of one draw, and whether outputs have a draw axis."""
         for draws in (False, True) if has_draws is None else (has_draws,):
             if outputs.ndim < self.least_dims + draws and (draws or has_draws):
                 continue
@@ -257,8 +256,7 @@ class NumberLikelihood(Likelihood):
         return self.predictive(Outputs(kept=outputs.draws))
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
-        """Store a positive number, or one number per target, as the softplus of `raw_<name>`; return it as plain
-        data."""
+        """Store a positive number, or one number per target, as the softplus of `raw_<name>`; return it as plain data."""
         if isinstance(given, Tensor) and given.ndim > 1:
             raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
         values = given.tolist() if isinstance(given, Tensor) else given
@@ -281,8 +279,7 @@ class NumberLikelihood(Likelihood):
         return positive(getattr(self, f"raw_{name}"))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Convert the tensors. After a conversion to float64, a parameter that has not changed since construction has
-        full precision again."""
+        """Convert the tensors. In float64, a parameter that has not changed since construction has full precision again."""
         exact = {}
         for name, given in self._given.items():
             raw = getattr(self, f"raw_{name}")

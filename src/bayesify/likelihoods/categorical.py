@@ -63,8 +63,7 @@ class Categorical(Likelihood):
         return self._fit_targets(outputs, y, False)[0] != self._ignore_index
 
     def _all_count(self, y: Tensor, classes: int) -> bool:
-        """Whether every label is known to be in range and not ignored. The result is false on a GPU, where the check
-        would wait for the device."""
+        """Whether every label is known to be in range and not ignored; false on a GPU, where the check would have to wait."""
         if y.device.type != "cpu" or not should_check(y) or not y.numel() or y.is_floating_point():
             return False
         low, high = map(int, y.aminmax())

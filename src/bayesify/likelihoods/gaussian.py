@@ -54,8 +54,7 @@ class Gaussian(NumberLikelihood):
 
     @property
     def is_learned_by_fit(self) -> bool:
-        """Whether `fit` and `Laplace.fit` find the variance. They do if it is learned and no initial value was
-        given."""
+        """Whether `fit` and `Laplace.fit` find the variance. They do if it is learned and no initial value was given."""
         return self._noise is None and self._learn
 
     @property

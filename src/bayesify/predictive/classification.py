@@ -87,8 +87,7 @@ class ClassificationPredictive(Predictive):
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy minus aleatoric entropy in nats, which measures the disagreement between draws: [B], or [B, O]. It is never
-        negative."""
+        """Entropy minus aleatoric entropy in nats, the disagreement between draws: [B], or [B, O]. It is never negative."""
         return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
 
     @property

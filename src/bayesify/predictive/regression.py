@@ -124,8 +124,7 @@ class RegressionPredictive(Predictive):
         return self._log_mean(y, censored, lambda found: found)
 
     def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logarithm of the mean over draws. First, `joined` combines the log-densities and log-probabilities [S, rows, O] of the
-        outputs."""
+        """Logarithm of the mean over draws, after `joined` combines the log-densities and log-probabilities [S, rows, O]."""
         masks = () if censored is None or not bool(censored.any()) else (censored,)
 
         def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
@@ -192,8 +191,7 @@ class RegressionPredictive(Predictive):
         return lower, upper
 
     def steps(self) -> Tensor | None:
-        """P(Y <= k) for k = 0, 1, ... up to a tail probability of 1e-9, [K, B, O]; `None` if the values are not counts or are too
-        large."""
+        """P(Y <= k) for k = 0, 1, ... up to a tail probability of 1e-9, [K, B, O]; `None` for large counts and other values."""
         family = self.family
         if not isinstance(family, CountFamily):
             return None

@@ -21,8 +21,7 @@ TransformName = Literal["none", "log", "log1p", "sqrt", "box_cox", "yeo_johnson"
 SMALL_POWER = 1e-6
 """Powers below this value are treated as logarithms."""
 KNOT_STEP, PIECES_PER_STEP = 0.25, 8
-"""Distance (the step) between the normal quantiles at which the predictive's quantiles are computed, and number of pieces per
-step."""
+"""Distance (the step) between the normal quantiles at which quantiles are computed, and number of pieces per step."""
 MAX_STEP_RATIO, GAP_CUTS = 3.0, (1.0, 2.5, 5.0)
 """A step counts as a gap between modes if it is longer than a neighboring step by more than this factor. A gap is cut in the
 middle, and at these multiples of the neighboring step, measured from either end."""
@@ -305,8 +304,7 @@ class TransformedPredictive(RegressionPredictive):
         return mean, variance * share, variance * (1 - share)
 
     def _limited(self, p: Tensor, y: Tensor) -> Tensor:
-        """The quantiles y at probabilities p, each [K, B, O], from which the moments are computed. Subclasses may limit these
-        quantiles."""
+        """The quantiles y at probabilities p, each [K, B, O], from which the moments are computed. Subclasses may limit them."""
         return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:
@@ -360,8 +358,7 @@ class TransformedPredictive(RegressionPredictive):
         return self.inner.marginal_log_prob(z, mask) + slope.to(z)
 
     def _places(self, y: Tensor, censored: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The values z of targets, a mask of atoms and censored targets, and the term log dz/dy of the log-density (or minus
-        infinity)."""
+        """The values z of targets, a mask of atoms and censored targets, and log dz/dy (or minus infinity) for the log-density."""
         z, at = self._standardized(y), match_targets(y, self.inner.mean).double()
         least = self._least.to(at)
         mask = at == least if censored is None else censored | (at == least)
@@ -411,8 +408,7 @@ def knot_at(level: float, p: Tensor, y: Tensor) -> Tensor:
 
 
 def _cubic(coarse: Tensor, fine: Tensor) -> Tensor:
-    """The matrix of cubic interpolation from evenly spaced coarse places to fine places, [F, C]. Each fine place depends on four
-    coarse places."""
+    """The matrix of cubic interpolation from evenly spaced coarse places to fine places, [F, C], each from four coarse places."""
     count = len(coarse)
     place = (fine - coarse[0]) / (coarse[1] - coarse[0])
     first = (place.floor() - 1).clamp(0, count - 4).long()

@@ -143,8 +143,7 @@ class PriorDraw:
         return found
 
     def size(self, name: str) -> float:
-        """Standard deviation of a weight's entries, or the root of their mean variance if the variance depends on the
-        position."""
+        """Standard deviation of a weight's entries, or the root of their mean variance if the variance depends on the position."""
         std = float(torch.as_tensor(self.std[name]).detach().mean())
         if name not in self.factor:
             return std
@@ -157,8 +156,7 @@ class PriorDraw:
         return torch.cholesky_inverse(factor) / self._std(name, factor).square().reshape(-1, 1, 1)
 
     def _std(self, name: str, like: Tensor) -> Tensor:
-        """A weight's scale as a tensor with the type and device of `like`. A number becomes a tensor directly on the
-        device, without a copy."""
+        """A weight's scale as a tensor with the type and device of `like`. A number is created on the device, without a copy."""
         std = self.std[name]
         return std.to(like) if isinstance(std, Tensor) else like.new_full((), std)
 
@@ -226,8 +224,7 @@ class Prior(nn.Module):
         return self.draw(1)
 
     def live(self) -> PriorDraw:
-        """Like `typical`, but computed again at each access. It therefore follows the training of the hyperparameters'
-        posterior."""
+        """Like `typical`, but computed again at each access, so that it follows the training of the hyperparameters' posterior."""
         typical = self.typical()
         if typical.fixed:
             return typical

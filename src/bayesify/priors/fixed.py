@@ -1,5 +1,4 @@
-"""Priors with given scales. The scale is the same for all weights or depends on the fan-in; the center is 0 or the
-weights of a network."""
+"""Priors with given scales, equal for all weights or by fan-in; the center is 0 or the weights of a network."""
 
 from __future__ import annotations
 

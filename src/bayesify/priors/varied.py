@@ -30,8 +30,7 @@ class Varied(Prior):
 
     @classmethod
     def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
-        """The prior of the first of R models, made from the scales of all models by weight name. `every` holds all
-        scales, [R, U]."""
+        """The prior of the first of R models, from the scales of all models by weight name. `every` holds all scales, [R, U]."""
         made = cls()
         made.weights = dict(prior.weights)
         columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}

@@ -58,9 +58,7 @@ class Drift:
         return tuple(words for _, words in sorted(found, reverse=True)[:MAX_REPORTED_COLUMNS])
 
     def _shares(self, column: Column) -> tuple[float, str] | None:
-        """The distance between a column's nonempty cells in the new rows and in the training rows, and a sentence about
-        it; `None` if the distance is small.
-        """
+        """The distance between a column's nonempty cells in new and in training rows, with a sentence; `None` if it is small."""
         before, count = self._trained - column.num_missing, self._present[column.name]
         if not column.shares or not count or not before:
             return None
@@ -85,9 +83,7 @@ class Drift:
         return distance, f"Column {column.name!r} differs from training by {distance:.2f}: {words}."
 
     def _gaps(self, column: Column) -> tuple[float, str] | None:
-        """The difference between a column's shares of empty cells in the new rows and in the training rows, and a
-        sentence about it; `None` if the difference is small.
-        """
+        """The difference between the shares of empty cells in new and in training rows, with a sentence; `None` if it is small."""
         if not self._num_rows:
             return None
         own, before = 1 - self._present[column.name] / self._num_rows, column.num_missing / self._trained

@@ -82,8 +82,7 @@ class Judged:
         ]
 
     def confusion(self, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Number of rows for each true and each predicted class, in the order of `labels`; empty for numbers and for many
-        classes."""
+        """Number of rows for each true and each predicted class, in the order of `labels`; empty for numbers or many classes."""
         count = len(self.classes)
         if not 0 < count <= MAX_CONFUSED_CLASSES:
             return ()

@@ -116,8 +116,7 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
 
 
 def _repeated_rows(kept: DataFrame | None, frame: DataFrame, name: str) -> list[str]:
-    """A sentence for the case that the folder already stores most rows of the table, for example if the same file is given
-    twice."""
+    """A sentence if the folder already stores most rows of the table, for example because the same file is given twice."""
     if kept is None or not len(frame):
         return []
     import pandas

@@ -92,8 +92,7 @@ def _kernel(
 
 
 def terms(dtype: torch.dtype) -> tuple[int, int]:
-    """Numbers of bfloat16 terms in the two products, enough for 24 bits in float32, 16 bits if tf32 is allowed, and
-    fewer bits in 16-bit types."""
+    """Numbers of bfloat16 terms in the two products: 24 bits for float32, 16 with tf32, fewer for 16-bit types."""
     if dtype == torch.bfloat16:
         return 1, 2
     if dtype == torch.float16:

@@ -119,8 +119,7 @@ _Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: 
 
 
 def transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the transform with entries 1 and -1, computed without a gradient by the fastest path for the
-    device, size and batch."""
+    """`scale` times the transform with entries 1 and -1, without a gradient, by the fastest path for device, size and batch."""
     # The fused kernel does not support float64, and small sizes are faster without it.
     if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > MAX_DENSE_SIZE and _triton_is_there():
         from bayesify.transforms.triton_kernel import fused_transform

@@ -22,8 +22,7 @@ MAX_SUMMED_TERMS, MAX_SUMMED_MEAN = 4096, 500.0
 
 
 class CountFamily(Family):
-    """Distributions of whole numbers of at least 0. Between whole numbers, sums and searches interpolate the distribution
-    function."""
+    """Distributions of whole numbers of at least 0. Sums and searches interpolate the distribution function between them."""
 
     discrete = True
 

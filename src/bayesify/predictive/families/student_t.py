@@ -49,8 +49,7 @@ class StudentTFamily(Family):
         return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
 
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Quantiles at several probabilities, [Q, S, B, O], searched between the quantiles for infinite and for two degrees of
-        freedom."""
+        """Quantiles at several probabilities, [Q, S, B, O], between the quantiles for infinite and for two degrees of freedom."""
         location, square, degrees = parameters
         wide = widened(degrees).expand(*(1,) * (location.ndim - degrees.ndim), *degrees.shape)
         ends = torch.stack(
