@@ -14,8 +14,8 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, models, posteriors
-from bayesify.running import runner as runners
 from bayesify.running.inputs_and_outputs import Untouched
+from bayesify.running.modes import modes_kept
 from bayesify.running.runner import Pass, Runner
 from benchmarks.timing import ratios, record
 
@@ -34,7 +34,7 @@ NUM_REPEATS = 20
 
 @contextmanager
 def _alone(self: Runner, **_: bool) -> Iterator[Runner]:
-    with runners._modes(list(self.network.modules()), self.evaluate):
+    with modes_kept(self.network.modules(), evaluate=self.evaluate):
         yield Pass(self, None)
 
 

@@ -43,12 +43,7 @@ LikelihoodChoice = Likelihood | str | Mapping[str, Any] | None
 
 
 def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Posterior]]:
-    """Pairs of selector and posterior from any form that `bayesianize` accepts.
-
-    Raises:
-        ValueError: If a name is unknown or an option does not exist.
-        TypeError: If `bayesianize` does not accept the type of the choice.
-    """
+    """Pairs of selector and posterior from any form that `bayesianize` accepts."""
     if isinstance(choice, Mapping) and not isinstance(choice.get("name"), str):
         if not choice:
             raise ValueError(
@@ -86,14 +81,13 @@ def make_choices(
     """The objects that the arguments of `bayesianize` describe.
 
     `posterior` may be a whole configuration. Any other argument then takes precedence over the configuration's entry.
-
-    Raises:
-        ValueError: If a file is not JSON, or the configuration has an unknown key.
+    Raises `ValueError` if a file is not JSON, or the configuration has an unknown key.
     """
     if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
         posterior = read_json(posterior)
-    if isinstance(posterior, Mapping) and "posterior" in posterior and not _selects_module(net, posterior):
-        whole = posterior
+    whole = posterior if isinstance(posterior, Mapping) and "posterior" in posterior else {}
+    # The key "posterior" is a selector if the network has a module of this name and no other key is in `KEYS`.
+    if whole and not ("posterior" in dict(net.named_children()) and set(whole).isdisjoint(KEYS[1:])):
         for key in whole:
             if key not in KEYS:
                 raise ValueError(f"bayesianize: unknown key {key!r} in the configuration; {suggest(str(key), KEYS)}")
@@ -107,19 +101,8 @@ def make_choices(
     return Choices(chosen, make_likelihood(likelihood), made, output, batch_statistics)
 
 
-def _selects_module(net: nn.Module, posterior: Mapping[Any, Any]) -> bool:
-    """Whether the key `"posterior"` is a selector. It is one if the network has a module of this name and no other key
-    is in `KEYS`.
-    """
-    return "posterior" in dict(net.named_children()) and set(posterior).isdisjoint(KEYS[1:])
-
-
 def restore_choices(net: nn.Module, config: Any) -> Choices:
-    """The objects that the `config()` of a Bayesian network describes. A path instead of plain data is an error.
-
-    Raises:
-        ValueError: If `config` is not a plain dict with an entry `posterior`.
-    """
+    """The objects that the `config()` of a Bayesian network describes. A path instead of plain data is an error."""
     if not isinstance(config, Mapping) or not isinstance(config.get("posterior"), Mapping):
         raise ValueError("the configuration of a Bayesian network must be a plain dict with an entry 'posterior'")
     return make_choices(net, config)
@@ -142,11 +125,7 @@ def make_posterior(entry: Choice) -> Posterior:
 
 
 def find_posterior(name: str) -> type[Posterior]:
-    """The posterior class with the given name or alias, from the library or from an entry point of another package.
-
-    Raises:
-        ValueError: If no posterior has this name, or if posteriors of several packages have it.
-    """
+    """The posterior class with the given name or alias, from the library or from an entry point of another package."""
     wanted = plain_name(name)
     for kind in posteriors.REGISTRY.values():
         if wanted in _names(kind):
@@ -199,11 +178,7 @@ def make_likelihood(entry: LikelihoodChoice) -> Likelihood | None:
 
 
 def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -> Likelihood:
-    """A likelihood from its configuration and its entries in `state` (`likelihood.*`), on the device of `like`.
-
-    Raises:
-        ValueError: If the configuration does not describe a likelihood, or the state does not fit.
-    """
+    """A likelihood from its configuration and its entries in `state` (`likelihood.*`), on the device of `like`."""
     likelihood = make_likelihood(config)
     if likelihood is None:
         raise ValueError("no likelihood is stored")
@@ -236,11 +211,7 @@ def _construct(kind: type, entry: Mapping[str, Any]) -> Any:
 
 
 def read_json(path: str | Path) -> Any:
-    """Plain data from a JSON file.
-
-    Raises:
-        ValueError: If the file is missing or is not JSON.
-    """
+    """Plain data from a JSON file; `ValueError` if the file is missing or is not JSON."""
     try:
         return json.loads(Path(path).read_text())
     except FileNotFoundError:

@@ -143,25 +143,16 @@ class Draws:
     def _rows_within(
         self, runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int, output: str | int | None
     ) -> tuple[int, RowCost, Tensor | None]:
-        """The number of examples whose activations fit into a memory budget. Draws that run together share the budget.
+        """The number of examples whose activations fit into a memory budget, the cost of one example and, if this call
+        measured the cost, the output of the first few examples. Draws that run together share the budget.
 
         The cost of an example is measured with one draw over a few examples, once for each network and kind of inputs. It is
         measured again whenever the batch must be split.
-
-        Returns:
-            The number of examples, the cost of one example and, if this call measured the cost, the output of the first
-            few examples.
         """
         total, like = batch_size(args, kwargs), next(iter(self.weights.values()))
         together = len(self) if runner.mode(len(self)) in ("vmap", "rows") else 1
-        setting = (
-            like.dtype,
-            like.device,
-            torch.is_autocast_enabled(like.device.type),
-            min(total, PROBED_ROWS),
-            output,
-        )
-        kind = (*setting, *kinds_of(args, kwargs))
+        autocast = torch.is_autocast_enabled(like.device.type)
+        kind = (like.dtype, like.device, autocast, min(total, PROBED_ROWS), output, *kinds_of(args, kwargs))
         known = runner.decisions().row_costs
         cost = known.get(kind)
         if cost is not None and cost.activations * together * total <= budget:

@@ -21,16 +21,14 @@ from bayesify.likelihoods import Gaussian, Likelihood, objectives
 from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.moments import predict_moments
-from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.base import DrawRequest, Posterior, Posteriors, shares_statistics
 from bayesify.posteriors.common.captured_draws import CapturedDraws
-from bayesify.posteriors.common.collection import Posteriors, shares_statistics
 from bayesify.posteriors.common.local_passes import run_local
 from bayesify.posteriors.common.starts import relative_stds
 from bayesify.posteriors.dropout import Dropout
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
-from bayesify.running.caching import settled
 from bayesify.running.generators import generator_states, own_generators
 from bayesify.running.inputs_and_outputs import as_inputs, checked_inputs, explain_shape_errors, select_output
 from bayesify.running.modes import full_precision, outside_inference_mode
@@ -88,36 +86,25 @@ class Road:
     def _way(self, part: Posterior) -> Callable[[DrawRequest], tuple[MutableMapping[str, Tensor], Tensor]]:
         if self.device != "cuda" or torch.compiler.is_compiling():
             return part.draw
-        return partial(self.captured.draw, part) if part.capturable else partial(_draw_settled, part)
+        return partial(self.captured.draw, part)
 
     def leads_through(self, network: nn.Module, posteriors: Posteriors) -> bool:
         """Whether the road was chosen for this network and these posteriors."""
         return self.runner.network is network and list(posteriors) == self._parts
 
 
-def _draw_settled(part: Posterior, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-    """A draw that checks only once whether parameters have changed, because each check on a GPU waits for the device."""
-    with settled():
-        return part.draw(request)
-
-
 @dataclass(frozen=True)
 class Start:
-    """Settings with which the posteriors started; see `training.restarts`.
-
-    Args:
-        noise: States of torch's generators, by device, before the posteriors drew their random start. Empty if the posteriors
-            never restart.
-        powers: Exponent k of the unit $10^k$ of each weight, by name. Weights that are not listed have k = 0.
-        keep_function: Whether the units leave the network's function unchanged. Otherwise the listed weights become $10^k$
-            times as large.
-        narrowing: Factor on the initial standard deviations that the user has not set.
-    """
+    """Settings with which the posteriors started; see `training.noise.restart`."""
 
     noise: Mapping[torch.device, Tensor] = field(default_factory=dict)
+    """States of torch's generators, by device, before the posteriors drew their random start. Empty if they never restart."""
     powers: Mapping[str, int] = field(default_factory=dict)
+    """Exponent k of the unit $10^k$ of each weight, by name. Weights that are not listed have k = 0."""
     keep_function: bool = True
+    """Whether the units leave the network's function unchanged. Otherwise the listed weights become $10^k$ times as large."""
     narrowing: float = 1.0
+    """Factor on the initial standard deviations that the user has not set."""
 
 
 class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
@@ -332,19 +319,11 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of the objective for a batch of `fit`: in the MAP phase the terms of `map_objective`, each [1],
-        otherwise the terms of `elbo`, each [S].
-        """
+        """The terms of `map_objective` for a batch in the MAP phase, each [1]; otherwise the terms of `elbo`, each [S]."""
+        options: dict[str, Any] = {"num_data": num_data, "example_weights": batch.weights}
         if phase == "map":
-            return self.map_terms(batch.x, batch.y, num_data=num_data, example_weights=batch.weights)
-        return self.elbo_terms(
-            batch.x,
-            batch.y,
-            num_data=num_data,
-            num_draws=num_draws,
-            example_weights=batch.weights,
-            generator=generator,
-        )
+            return self.map_terms(batch.x, batch.y, **options)
+        return self.elbo_terms(batch.x, batch.y, num_draws=num_draws, generator=generator, **options)
 
     @checked
     def elbo(
@@ -450,9 +429,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @checked
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """KL(q || p), summed over all weights: a scalar in nats. If it has no closed form, it is estimated from one
-        draw.
-        """
+        """KL(q || p), summed over all weights: a scalar in nats. Without a closed form, it is estimated from one draw."""
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
         with full_precision(self._decided().device):
@@ -513,7 +490,10 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         if method == "moments":
             if num_draws is not None or draws is not None or antithetic:
                 raise ValueError("predict: method='moments' makes no draws; leave out num_draws, draws and antithetic")
-            return cast(Kind, self._predict_moments(args, kwargs, likelihood, memory, split_batch))
+            road, options = self._decided(), {"output": self.output, "memory": memory, "split_batch": split_batch}
+            with explain_shape_errors(args, kwargs), full_precision(road.device):
+                given = (road.runner, self.posteriors, self.layout, likelihood, args, kwargs)
+                return cast(Kind, predict_moments(*given, **options))
         if draws is None:
             count = num_draws or self._decided().num_draws
             fresh = partial(self.draw, count, generator=generator, antithetic=antithetic)
@@ -546,28 +526,6 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The kept statistics, or `None` if the network, a posterior or the prior has changed since they were stored."""
         kept = self.kept_statistics
         return kept if kept is not None and kept.hold(self.network, self.posteriors, self.prior) else None
-
-    def _predict_moments(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        likelihood: Likelihood,
-        memory: int | str | None,
-        split_batch: bool,
-    ) -> Predictive:
-        road = self._decided()
-        with explain_shape_errors(args, kwargs), full_precision(road.device):
-            return predict_moments(
-                road.runner,
-                self.posteriors,
-                self.layout,
-                likelihood,
-                args,
-                kwargs,
-                output=self.output,
-                memory=memory,
-                split_batch=split_batch,
-            )
 
     @property
     def num_distinct_draws(self) -> int | None:

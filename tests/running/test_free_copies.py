@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from bayesify import BayesianNetwork, bayesianize
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import MeanField
-from bayesify.running import free_copies
+from bayesify.running import light_copies
 
 X = torch.linspace(-1, 1, 12).view(4, 3)
 
@@ -119,7 +119,7 @@ def test_changes_of_the_network_are_seen(what: str, monkeypatch: pytest.MonkeyPa
     before = run(bnn)
     CHANGES[what](bnn.network)
     found = run(bnn)
-    monkeypatch.setattr(free_copies.FreeCopies, "take", take_none)
+    monkeypatch.setattr(light_copies.FreeCopies, "take", take_none)
     if "mode" not in what:  # whose statistics the pass has moved
         assert torch.equal(found, run(bnn))
     assert what == "the name of a number" or not torch.equal(found, before)
@@ -174,9 +174,9 @@ def test_layers_in_a_list_are_those_of_now() -> None:
     assert not torch.equal(run(bnn), expected)
 
 
-def take_none(self: Any, network: nn.Module, evaluate: bool, owners: Any) -> Any:
-    self._free.setdefault((evaluate, owners is None), [])
-    return free_copies.LightCopy(network, evaluate=evaluate, hooks=False, owners=owners)
+def take_none(self: Any, network: nn.Module, owners: Any) -> Any:
+    self._free.setdefault(owners is None, [])
+    return light_copies.LightCopy(network, hooks=False, owners=owners)
 
 
 WEAK: weakref.WeakKeyDictionary[nn.Module, Tensor] = weakref.WeakKeyDictionary()
@@ -217,7 +217,7 @@ class Keeps(nn.Module):
 @pytest.mark.parametrize("where", ["attribute", "buffer", "list", "layer", "cache", "weak", "strong"])
 def test_what_a_pass_has_kept_is_seen_by_no_later_one(where: str) -> None:
     bnn = bayesianize(Keeps(where), {"layer": MeanField()}, likelihood=Gaussian(0.1)).eval()
-    for _ in range(2 * free_copies.MAX_MISSED_COPIES):
+    for _ in range(2 * light_copies.MAX_MISSED_COPIES):
         draws = bnn.draw(1).detach()
         expected = X @ draws.weights["layer.weight"][0].T
         torch.testing.assert_close(bnn.predict(X, draws=draws).outputs[0], expected)
@@ -227,13 +227,13 @@ def test_what_a_pass_has_kept_is_seen_by_no_later_one(where: str) -> None:
 
 def test_a_network_that_changes_in_every_pass_is_no_longer_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[None] = []
-    remember = free_copies.LightCopy.remember
-    monkeypatch.setattr(free_copies.LightCopy, "remember", lambda self: (looks.append(None), remember(self))[1])
+    remember = light_copies.LightCopy.remember
+    monkeypatch.setattr(light_copies.LightCopy, "remember", lambda self: (looks.append(None), remember(self))[1])
     bnn = bayesianize(Keeps("list"), {"layer": MeanField()}, likelihood=Gaussian(0.1))
-    for count in range(3 * free_copies.MAX_MISSED_COPIES):
+    for count in range(3 * light_copies.MAX_MISSED_COPIES):
         run(bnn)
         assert len(bnn.network.list) == count + 1
-    assert len(looks) == free_copies.MAX_MISSED_COPIES
+    assert len(looks) == light_copies.MAX_MISSED_COPIES
 
 
 def test_passes_at_the_same_time_have_copies_of_their_own() -> None:

@@ -13,7 +13,7 @@ from bayesify import Laplace, posteriors
 from bayesify.baselines import SWAG
 from bayesify.function_space import Box
 from bayesify.likelihoods import Gaussian
-from bayesify.training.restarts import restart
+from bayesify.training.noise import restart
 
 UNITS = (0.01, 100.0)
 TOLERANCE = 2e-4

@@ -20,6 +20,7 @@ from bayesify.posteriors.global_inducing.likelihood import (
     NETWORK_PRECISION,
     HalfPrecision,
     PriorScale,
+    typical_scale,
 )
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer, Weight
@@ -150,12 +151,8 @@ class LocalInducing(Posterior):
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
         """Results of `use` for each layer, [rows, cols], split into weights by name. The prior's scales are at their means."""
-        scale = self._typical()
+        scale = typical_scale(self)
         return by_layer(self.layers, lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
-
-    def _typical(self) -> PriorScale:
-        assert self.bound_prior is not None
-        return PriorScale(self.bound_prior, self.layers, 1).first()
 
     def mean(self) -> dict[str, Tensor]:
         """The means of the regression. If the prior draws its scales, the scales are at their means."""
@@ -171,7 +168,7 @@ class LocalInducing(Posterior):
 
     def covariance(self, layer: Layer) -> Tensor:
         """Sigma of one layer, [D, D]: the covariance of each row of `[W b]`."""
-        scale = self._typical()
+        scale = typical_scale(self)
         root = scale.push(layer, self.regression(layer, scale).root).squeeze(0)
         return self._stored(root.mT @ root)
 
@@ -191,7 +188,7 @@ class LocalInducing(Posterior):
 
     def entropy(self) -> Tensor:
         """`rows log det(2 pi e Sigma) / 2`, summed over layers."""
-        scale = self._typical()
+        scale = typical_scale(self)
         total = widened(next(self.parameters()).new_zeros(()))
         for layer in self.layers:
             roots = torch.linalg.slogdet(scale.push(layer, self.regression(layer, scale).root).squeeze(0))[1]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.maths.value_checks import transforming
+from bayesify.running.modes import assigned
 from bayesify.weights.named_parameters import first_parameter, tensors_in
 
 Computed = TypeVar("Computed")
@@ -186,22 +187,11 @@ def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
     return bool(torch.stack([difference.float() for difference in differences]).sum() == 0)
 
 
-@contextmanager
-def computed_anew() -> Iterator[None]:
+def computed_anew() -> AbstractContextManager[None]:
     """Context in which `Results.cached` always computes its result. It is needed when a CUDA graph must follow the parameters."""
-    before, _SCOPE.anew = _SCOPE.anew, True
-    try:
-        yield
-    finally:
-        _SCOPE.anew = before
+    return assigned([_SCOPE], "anew", True)
 
 
-@contextmanager
-def settled() -> Iterator[None]:
+def settled() -> AbstractContextManager[None]:
     """Context in which this thread does not change parameters, so that the parameters of each module are compared only once."""
-    outer = _SCOPE.settled
-    _SCOPE.settled = {} if outer is None else outer
-    try:
-        yield
-    finally:
-        _SCOPE.settled = outer
+    return assigned([_SCOPE], "settled", {} if _SCOPE.settled is None else _SCOPE.settled)

@@ -47,11 +47,7 @@ class Captures(Generic[Made]):
     the old graph is dropped. A failed capture is not tried again in the same state: calls run without a graph, and `reason` says
     why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are empty.
 
-    Args:
-        limit: Maximum number of kinds; the most recently used ones are kept. By default, there is no limit.
-
-    Attributes:
-        reason: Reason for the first failure of a capture; empty if no capture has failed.
+    At most `limit` kinds are kept, the most recently used ones. `reason` is empty as long as no capture has failed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -71,14 +67,9 @@ class Captures(Generic[Made]):
         return self._kinds[kind].calls if kind in self._kinds else 0
 
     def find(self, kind: Hashable, state: Any, make: Callable[[], Made], held: object = None) -> Made | None:
-        """The capture for a call; `None` if the call must run without a capture.
+        """The capture for a call; `None` if the call must run without a capture. For `state` and `held` see `Kind`.
 
-        Args:
-            kind: Kind of the call.
-            state: State of the call; see `Kind`.
-            make: Function that captures the call. It raises `RuntimeError`, `ValueError` or `NotImplementedError` if the call
-                cannot be captured.
-            held: See `Kind`.
+        `make` captures the call. It raises `RuntimeError`, `ValueError` or `NotImplementedError` if that is impossible.
         """
         with CAPTURE_LOCK:
             entry = self.known(kind)

@@ -19,9 +19,7 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
     Otherwise two simultaneous training runs would consume each other's random numbers. Predictions with their own generator do
     not need this.
 
-    Args:
-        devices: Devices whose generators are restored, in addition to the generator of the CPU.
-        seed: Seed of the generators; by default they continue from their current state.
+    `devices` are restored in addition to the CPU. Without a seed, the generators continue from their current state.
     """
     devices = list(devices)
     with _IN_USE, torch.random.fork_rng(devices=devices):

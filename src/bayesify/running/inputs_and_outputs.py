@@ -43,7 +43,6 @@ def checked_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _refuse_array(value: Any) -> None:
-    """Raise `TypeError` for an array of another library, such as numpy or pandas."""
     if not isinstance(value, Tensor) and hasattr(value, "__array__"):
         raise TypeError(
             f"inputs are {type(value).__name__}; give tensors, for example torch.from_numpy(...).float() for an array"
@@ -105,9 +104,6 @@ def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     )
 
 
-_PLAIN_INPUTS = (bool, int, float, str, type(None))
-
-
 def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     """Key under which the cost of an example is cached: dtypes of tensors, shapes without the first axis, and values of plain
     inputs."""
@@ -116,7 +112,7 @@ def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         if isinstance(leaf, Tensor):
             found += leaf.shape[1:], leaf.dtype
         else:
-            found.append(leaf if isinstance(leaf, _PLAIN_INPUTS) else type(leaf))
+            found.append(leaf if leaf is None or isinstance(leaf, (bool, int, float, str)) else type(leaf))
     return found
 
 
@@ -248,12 +244,8 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
 def select_output(output: Any, key: str | int | None) -> Tensor:
     """The tensor among a network's outputs that the likelihood uses.
 
-    Args:
-        output: A tensor, or a tuple, dict or dataclass of tensors.
-        key: Key of the entry; `None` selects the only tensor, or the tensor called `logits`.
-
-    Raises:
-        ValueError: If the choice is ambiguous, or there is no tensor.
+    The output is a tensor, or a tuple, dict or dataclass of tensors. The key `None` selects the only tensor, or
+    `logits`. Raises `ValueError` if the choice is ambiguous, or there is no tensor.
     """
     if isinstance(output, Tensor):
         if key is not None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bayesify.running.modes import assigned
+
 
 class SharedSetting:
     """A process-wide setting that several threads may need at the same time."""
@@ -38,16 +40,6 @@ class SharedSetting:
 
 
 @contextmanager
-def _without_cudnn() -> Iterator[None]:
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
-
-
-@contextmanager
 def _without_tf32() -> Iterator[None]:
     settings: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
     before: list[Any] = []
@@ -55,9 +47,7 @@ def _without_tf32() -> Iterator[None]:
         for setting in settings:
             before.append(setting.allow_tf32)
             setting.allow_tf32 = False
-    except (
-        RuntimeError
-    ):  # the user has set precisions through torch's newer settings, which forbid the use of the older ones
+    except RuntimeError:  # the user has set precisions through torch's newer settings, which forbid the older ones
         pass
     try:
         yield
@@ -69,9 +59,8 @@ def _without_tf32() -> Iterator[None]:
 plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))
 """Compute attention by its formula, because the fused kernels have no second derivative."""
 
-without_cudnn = SharedSetting(_without_cudnn)
+without_cudnn = SharedSetting(lambda: assigned([torch.backends.cudnn], "enabled", False))
 """Run recurrent layers with torch's own kernels, because the cuDNN kernels have no derivative in evaluation mode."""
-
 
 full_float32 = SharedSetting(_without_tf32)
 """Compute float32 products in full precision. With tf32, outputs of a deep network differ by several percent between batch

@@ -42,15 +42,8 @@ def last_layer(
     weights of these layers. They include a weight that the layer shares with another layer (tied embeddings)
     and the parameters from which a weight is computed (weight normalization).
 
-    Args:
-        runner: Runner of the network.
-        weights: Mapping from names to the network's trainable weights.
-        args: Positional inputs. Only two examples are run.
-        kwargs: Keyword inputs.
-        output: Key of the output to use, if the network has several.
-        values: Values of the weights; by default the network's own values.
-        owner: Name of the caller for error messages.
-        seen: Function that is called with the outputs of the examples.
+    `weights` are the network's trainable weights by name, and `values` their values, by default the network's own. Only
+    two examples are run, and `seen` is called with their outputs. Error messages name the caller, `owner`.
 
     Raises:
         ValueError: If no linear map was called, or if an operation after the last layer uses a weight outside of a layer's call.
@@ -72,8 +65,11 @@ def last_layer(
     if seen is not None:
         seen(outputs.detach())
     names = {id(value): name for name, value in given.items()}
-    used = {names[leaf] for leaf in _leaves(outputs.grad_fn) & names.keys()}
-    owned = _names_by_map({name: maps[name] for name in given if name in used})
+    leaves = {id(node.variable) for node in _nodes(outputs.grad_fn) if hasattr(node, "variable")}
+    owned: dict[int, list[str]] = {}  # names of the weights in use, by the id of their linear map
+    for name, value in given.items():
+        for key in {id(module) for module in maps[name]} if id(value) in leaves else ():
+            owned.setdefault(key, []).append(name)
     called = [(module, nodes) for module, nodes in called if id(module) in owned]
     last = _last_calls(outputs.grad_fn, [nodes for _, nodes in called])
     found = list(dict.fromkeys(name for place in last for name in owned[id(called[place][0])]))
@@ -99,12 +95,7 @@ def output_gain(
     The gain is 1 if the layers are the end of the network, and $s^2$ if the network's outputs are s times the layer's outputs. It
     is 0 if no layer returns a tensor.
 
-    Args:
-        runner: The network.
-        weights: The weights of the last layer, or of several heads.
-        args: Positional inputs. Only some examples are run.
-        kwargs: Keyword inputs.
-        output: Key of the output to use, if the network has several.
+    `weights` are the weights of the last layer, or of several heads. Only some examples are run.
     """
     probes: dict[nn.Module, Tensor] = {}  # of the last call of each layer
     tied = any(len(_maps_of(runner.network, weight)) > 1 for weight in weights)
@@ -152,21 +143,10 @@ def _check_layers(used: Iterable[tuple[Weight | None, bool]], owner: str) -> Non
             )
 
 
-def _names_by_map(maps: Mapping[str, list[nn.Module]]) -> dict[int, list[str]]:
-    """Mapping from the id of each linear map to the names of its weights."""
-    found: dict[int, list[str]] = {}
-    for name, own in maps.items():
-        for key in {id(module) for module in own}:
-            found.setdefault(key, []).append(name)
-    return found
-
-
 def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
     """Places of the calls from which a node is reached without another call, except calls on which another of these depends.
 
-    Args:
-        node: Node of the outputs in the autograd graph.
-        calls: For each call of a layer, the autograd nodes of its outputs.
+    `node` is the outputs' node in the autograd graph. `calls` has the nodes of the outputs of each call of a layer.
     """
     place_of = {made: place for place, nodes in enumerate(calls) for made in nodes if made is not None}
     reached: set[int] = set()
@@ -188,12 +168,9 @@ def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
-    """Ids of tensors that an operation after node `end` uses outside of a layer's call, and whether the operation is a product.
+    """Ids of tensors that an operation after node number `end` uses outside of a layer's call, and whether it is a product.
 
-    Args:
-        node: Node of the outputs in the autograd graph.
-        end: Sequence number of the last node to ignore.
-        made: Autograd nodes of the outputs of layer calls.
+    `node` is the outputs' node in the autograd graph, and `made` has the nodes of the outputs of layer calls.
     """
     for after in _nodes(node):
         if hasattr(after, "variable") or after._sequence_nr() <= end:
@@ -203,11 +180,6 @@ def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool
             behind = _nodes(operand)
             if not behind & made:
                 yield from ((id(leaf.variable), is_product) for leaf in behind if hasattr(leaf, "variable"))
-
-
-def _leaves(node: Any) -> set[int]:
-    """Ids of the tensors on which a node of the autograd graph depends; nothing is differentiated."""
-    return {id(one.variable) for one in _nodes(node) if hasattr(one, "variable")}
 
 
 def _nodes(node: Any) -> set[Any]:

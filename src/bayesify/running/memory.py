@@ -16,14 +16,15 @@ from bayesify.running.runner import Runner
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+MEMORY_BUDGET = 256 * 2**20
+"""Default budget for the activations in one chunk of a prediction, in bytes."""
+PROBED_ROWS = 4
+"""Number of examples in the pass that measures memory."""
 
 
 def parse_bytes(size: int | str) -> int:
-    """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`.
-
-    Raises:
-        ValueError: If `size` cannot be parsed, or is not positive.
-    """
+    """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`. Raises `ValueError` if `size`
+    cannot be parsed, or is not positive."""
     text = str(size).strip()
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text)
     if isinstance(size, bool) or match is None or match[2].upper() not in UNITS or float(match[1]) <= 0:
@@ -34,10 +35,6 @@ def parse_bytes(size: int | str) -> int:
 def in_words(size: int) -> str:
     """A number of bytes in readable form."""
     return f"{size / 2**30:.3g} GiB" if size >= 2**30 else f"{size / 2**20:.3g} MiB"
-
-
-MEMORY_BUDGET = 256 * 2**20
-"""Default budget for the activations in one chunk of a prediction, in bytes."""
 
 
 def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
@@ -57,10 +54,6 @@ def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
         )
 
 
-PROBED_ROWS = 4
-"""Number of examples in the pass that measures memory."""
-
-
 @torch.no_grad()
 def count_activation_bytes(
     runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: WeightDict | None = None
@@ -72,9 +65,7 @@ def count_activation_bytes(
         with CountBytes() as counter:
             output = runner.call(values or {}, few_args, few_kwargs)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
-        runner.call(
-            values or {}, args, kwargs
-        )  # if inputs do not fit the network, this raises an error with a plain message
+        runner.call(values or {}, args, kwargs)  # raises an error with a plain message if inputs do not fit the network
         reason = str(error).strip().splitlines()[0]
         raise ValueError(
             f"predict: the network accepts the whole batch of {batch_size(args, kwargs)} rows but not the first {probe} rows "

@@ -82,12 +82,8 @@ class Display:
 class TimeLeft:
     """Shows progress and the remaining time on standard error: as a bar in a terminal, otherwise as an occasional line.
 
-    Args:
-        unit: Unit that is counted, for lines such as `3 of 10 runs finished`.
-        bound: Whether the work may end early, so that the total and the remaining time are upper bounds.
-        console: Console of `rich` that replaces the one on standard error.
-        show: Whether to show anything.
-        description: Initial description.
+    The unit is counted in lines such as `3 of 10 runs finished`. With `bound`, the work may end early, so that the total
+    and the remaining time are upper bounds. `console` replaces the console of `rich` on standard error.
     """
 
     def __init__(
@@ -100,14 +96,7 @@ class TimeLeft:
         self._start = self._said = monotonic()
 
     def tell(self, name: str, done: int, total: int, share: float | None = None) -> None:
-        """Show the progress.
-
-        Args:
-            name: Name of the current work.
-            done: Amount of finished work.
-            total: Total amount of work.
-            share: Share of the work that is finished, for parts that differ in cost; `done / total` by default.
-        """
+        """Show the progress of the work `name`. `share` is the finished share, for parts that differ in cost."""
         now, share = monotonic(), done / max(total, 1) if share is None else share
         if not self._show:
             return

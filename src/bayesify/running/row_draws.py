@@ -62,13 +62,8 @@ def as_rows(
 ) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any]]:
     """Weights and inputs for one pass over a batch that contains each example S times; the draws axis varies slowest.
 
-    Args:
-        values: Mapping from names to weights, [S, *shape].
-        args: Positional inputs of B examples. Tensors whose first axis has another length are shared by all draws.
-        kwargs: Keyword inputs.
-
-    Raises:
-        NotByRows: If an input, such as a cache, is neither a tensor nor a plain value.
+    Weights are [S, *shape]. Input tensors whose first axis has another length than the batch are shared by all draws.
+    Raises `NotByRows` if an input, such as a cache, is neither a tensor nor a plain value.
     """
     num_draws, examples = len(next(iter(values.values()))), batch_size(args, kwargs)
 
@@ -84,11 +79,8 @@ def as_rows(
 
 
 def split_draws(tree: Any, num_draws: int, rows: int) -> Any:
-    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree.
-
-    Raises:
-        NotByRows: If a tensor does not have one entry per row.
-    """
+    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree. Raises `NotByRows` if a tensor does not have
+    one entry per row."""
 
     def split(leaf: Tensor) -> Tensor:
         if not leaf.ndim or len(leaf) != rows:

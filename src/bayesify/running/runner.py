@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from bayesify.running.free_copies import FreeCopies
 from bayesify.running.inputs_and_outputs import Untouched, WeightDict, as_tree, batch_size, count_draws, each, stack
 from bayesify.running.kernels import without_cudnn
-from bayesify.running.light_copies import LightCopy, Places
+from bayesify.running.light_copies import FreeCopies, LightCopy, Places
+from bayesify.running.modes import modes_kept
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
 from bayesify.weights.placed import PlacedWeights
@@ -77,10 +77,6 @@ class RowCost(NamedTuple):
 class Decisions:
     """Decisions about a network, which are valid as long as the network has the same modules of the same types.
 
-    Args:
-        modules: All modules of the network.
-        weights: Weights that were taken out of the network.
-
     Attributes:
         recurrent: Whether any module is a recurrent layer.
         vmaps: Records of whether `vmap` works on the network.
@@ -106,18 +102,14 @@ class Decisions:
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
     def mode(self, evaluate: bool) -> Mode:
-        """How to run several draws, depending on which BatchNorm layers are now in training mode; see `Runner.mode`.
-
-        If `evaluate` is true, all layers count as being in evaluation mode.
-        """
+        """How to run several draws, depending on the BatchNorm layers that are in training mode; with `evaluate`, none are."""
         if self._loops or "draws" in self.vmaps.refused:
             return "loop"
         for norm in self._norms:
             if (norm.training and not evaluate) or norm.running_mean is None:
                 return "loop"
-        for (
-            module
-        ) in self._configured:  # the config of a Hugging Face model says whether the model returns a key-value cache
+        # The config of a Hugging Face model says whether the model returns a key-value cache.
+        for module in self._configured:
             if getattr(module.__dict__.get("config"), "use_cache", False) is True:
                 return "rows"
         return "vmap"
@@ -128,9 +120,6 @@ class RunState:
 
     Decisions are made again when the modules of the network, or their types, have changed. Copies and pickles of this object are
     empty, because its content refers to the module objects of one network.
-
-    Args:
-        weights: Weights that were taken out of the network.
 
     Attributes:
         copies: Reusable light copies of the network.
@@ -213,23 +202,23 @@ class Runner:
             again: Whether the copy serves a single pass in the network's own mode, for which a reusable copy is sufficient.
         """
         if torch.compiler.is_compiling():
-            with _modes(list(self.network.modules()), self.evaluate):
+            with modes_kept(self.network.modules(), evaluate=self.evaluate):
                 yield Pass(self, None)
             return
         copies, owners = self.state.copies, self.state.owners if share and not self.point_values else None
         again = again and not self.evaluate and not hooks
         if again:
-            copied = copies.take(self.network, False, owners)
+            copied = copies.take(self.network, owners)
         else:
             copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners, known=copies.known)
         if not copied.complete:
-            with _SHARED, _modes(list(self.network.modules()), self.evaluate):
+            with _SHARED, modes_kept(self.network.modules(), evaluate=self.evaluate):
                 yield Pass(self, None)
             return
         own = Pass(self, copied)
         yield own
         if again:
-            copies.put(copied, False, owners, unchanged=own.unchanged)
+            copies.put(copied, owners, unchanged=own.unchanged)
 
     def decisions(self) -> Decisions:
         """Decisions for the network's modules."""
@@ -248,15 +237,10 @@ class Runner:
         protect: bool = True,
         method: str = "__call__",
     ) -> Any:
-        """Run one forward pass with one draw.
+        """Run one forward pass, or another `method` such as `"generate"`, with one draw.
 
-        Args:
-            values: Mapping from names to weights and buffers, without the draws axis. A tied weight is keyed by its
-                first name.
-            args: Positional inputs of the network.
-            kwargs: Keyword inputs of the network.
-            protect: Whether to pass copies of the inputs, because the network may change them in place.
-            method: Method of the network, such as `"generate"`; the forward pass by default.
+        `values` are weights and buffers by name, without the draws axis; a tied weight is keyed by its first name. With
+        `protect`, the network gets copies of its inputs, because it may change them in place.
         """
         if torch.compiler.is_compiling():
             return Pass(self, None).call(values, args, kwargs, protect=protect, method=method)
@@ -290,19 +274,10 @@ class Runner:
         chunk_size: int | None = None,
         buffers: Sequence[WeightDict] | None = None,
     ) -> Any:
-        """Run all draws over the same inputs.
+        """The network's output for all draws over the same inputs, with a leading axis of S draws in every tensor.
 
-        Args:
-            values: Mapping from names to weights, each with a leading axis of S draws. A tied weight is keyed by its
-                first name.
-            args: Positional inputs of the network.
-            kwargs: Keyword inputs of the network.
-            mode: How to run the draws; chosen automatically by default.
-            chunk_size: Maximum number of draws that `vmap` runs at once.
-            buffers: Buffers of each draw, as one dict per draw. In a loop, the network may update them in place.
-
-        Returns:
-            The network's output, with a leading axis of S draws in every tensor.
+        `values` are weights by name, [S, *shape]; a tied weight is keyed by its first name. `buffers` has one dict per
+        draw, which the network may update in place in a loop. `vmap` runs at most `chunk_size` draws at once.
         """
         with self.alone(hooks=False, share=buffers is None, again=count_draws(values) == 1) as own:
             outputs = own.run(values, args, kwargs, mode=mode, chunk_size=chunk_size, buffers=buffers)
@@ -475,9 +450,7 @@ class Pass(Runner):
     ) -> Any:
         rebuild: list[Callable[[Any], Any]] = []
         inputs = Untouched(args, kwargs)
-        self._keeps_state = (
-            False  # tensors that the network stores in its attributes under `vmap` are invalid afterwards
-        )
+        self._keeps_state = False  # tensors that the network stores in its attributes here are invalid afterwards
 
         def one(weights: dict[str, Tensor]) -> Any:
             tree, build = as_tree(self.call(weights, *inputs.take(), protect=False))
@@ -508,16 +481,3 @@ class Pass(Runner):
         if len(trees) == 1:
             return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))
         return build(pytree.tree_map(stack, *trees))
-
-
-@contextmanager
-def _modes(modules: Sequence[nn.Module], evaluate: bool) -> Iterator[None]:
-    """If `evaluate` is true, switch to evaluation mode temporarily. At the end, each module gets its own mode back."""
-    before = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = module.training and not evaluate
-        yield
-    finally:
-        for module, mode in zip(modules, before, strict=True):
-            module.training = mode

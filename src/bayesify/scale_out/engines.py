@@ -80,7 +80,8 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
             try:
                 finished = engine.result(handle)
             except Exception as error:  # jobs catch their own errors, so this error comes from the engine
-                finished = Finished(name, reason=f"its worker died: {_brief(error)}", lost=True)
+                first = str(error).strip().partition("\n")[0].partition(". ")[0]
+                finished = Finished(name, reason=f"its worker died: {type(error).__name__}: {first}", lost=True)
             yield finished
     finally:
         engine.cancel(running)
@@ -231,11 +232,6 @@ def usable_cores() -> int:
 
 def _call(call: Call, arguments: tuple[Any, ...]) -> Finished:
     return call(*arguments)
-
-
-def _brief(error: Exception) -> str:
-    first = str(error).strip().partition("\n")[0].partition(". ")[0]
-    return f"{type(error).__name__}: {first}"
 
 
 @contextmanager

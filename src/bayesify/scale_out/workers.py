@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import threading
 import time
@@ -17,11 +16,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from bayesify.running.generators import own_generators
+from bayesify.running.modes import torch_threads
 from bayesify.scale_out.result_files import write_result
+from bayesify.training.random_streams import seeded_globals
 
 Function = Callable[[Any], dict[str, Any]]
 
@@ -41,9 +41,10 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
 
     If a machine of a cluster does not share the folder, the result is only returned.
     """
-    here = Path(folder)
+    here, seed = Path(folder), zlib.crc32(name.encode())
+    generators = own_generators(range(torch.cuda.device_count()), seed=seed)
     try:
-        with _settled(threads, zlib.crc32(name.encode())):
+        with torch_threads(threads), _bounded_libraries(threads), generators, seeded_globals(seed):
             result = function(job)
         if not isinstance(result, dict):
             raise TypeError(
@@ -76,23 +77,6 @@ def begin_worker(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _settled(threads: int, seed: int) -> Iterator[None]:
-    """Set threads and seeds inside the block, and restore them afterwards."""
-    before = torch.get_num_threads(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    torch.set_num_threads(threads)
-    try:
-        with own_generators(range(torch.cuda.device_count())), _bounded_libraries(threads):
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002  (for jobs that draw without their own generator)
-            yield
-    finally:
-        torch.set_num_threads(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])  # noqa: NPY002
 
 
 @contextmanager

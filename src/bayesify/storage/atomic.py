@@ -72,11 +72,8 @@ def write_together(folder: Path) -> Iterator[Path]:
     The scheme needs atomic renames, which local file systems and NFS have. If an open file cannot be replaced, as on Windows,
     the new file stays in `.next` until the next write.
 
-    Args:
-        folder: The folder; it is created if it does not exist.
-
-    Raises:
-        OSError: If a file cannot be written, for example on a full disk.
+    The folder is created if it does not exist. Raises `OSError` if a file cannot be written, for example on a full
+    disk.
     """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,13 +124,8 @@ def _move_up(folder: Path) -> None:
 def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -> T:
     """The result of `read` for files that `write_together` wrote, all from the same write.
 
-    Args:
-        folder: The folder.
-        names: Names of the files.
-        read: Function that takes one path per name. It is called again if a writer changed the files in the meantime.
-
-    Raises:
-        OSError: If other processes never stop writing. Errors of `read` are raised too.
+    `read` takes one path per name. It is called again if a writer changed the files in the meantime. Raises `OSError`
+    if other processes never stop writing. Errors of `read` are raised too.
     """
     for _ in range(MAX_ATTEMPTS):
         before = _found(folder, names)
@@ -163,11 +155,8 @@ def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ..
 
 
 def check_file(path: str | Path) -> Path:
-    """The path, after checking that a file can be written there.
-
-    Raises:
-        ValueError: If the path is a folder, a device or a pipe, or its folder does not exist.
-    """
+    """The path, after checking that a file can be written there. Raises `ValueError` if the path is a folder, a device
+    or a pipe, or its folder does not exist."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: this path is a folder; give the path of a file, such as model.safetensors")
@@ -224,12 +213,11 @@ def _host() -> str:
 
 def _runs(process: int) -> bool:
     """Whether a process exists on this machine; true if this cannot be determined."""
-    if os.name != "posix":
-        return True
     try:
-        os.kill(process, 0)
+        if os.name == "posix":
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
     except OSError:
-        return True
+        pass
     return True

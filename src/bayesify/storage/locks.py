@@ -19,13 +19,10 @@ class InUse(OSError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file during the `with` block, and remove it afterwards.
+    """Hold a lock file, in a folder that exists, during the `with` block, and remove it afterwards.
 
     The operating system releases the lock when its process ends, even if the process is killed. A file that a killed process left
     behind locks nothing.
-
-    Args:
-        path: Path of the lock file, in a folder that exists.
 
     Raises:
         InUse: If another process, or another thread of this process, holds the lock; the message names the process.

@@ -119,8 +119,13 @@ def restore(
         net = nn.Identity()
     elif net is None:
         raise TypeError(f"{path}: the file contains a {name}; pass as net= the torch.nn.Module from which it was made")
-    else:
-        _check_fingerprint(path, stored, fingerprint(net))
+    given = fingerprint(net) if needs_network else {}
+    for entry in (*stored, *given):
+        if stored.get(entry) != given.get(entry):
+            raise ValueError(
+                f"{path}: the file was made from another network: {entry} is {stored.get(entry, 'missing')} in the file and "
+                f"{given.get(entry, 'missing')} in the given network; give a network of the same architecture"
+            )
     if map_location is not None:
         net = copy.deepcopy(net).to(torch.device(map_location))
     try:
@@ -164,15 +169,6 @@ def _reason(error: Exception) -> str:
     words = " ".join(line.strip() for line in str(error).strip().splitlines()[:2])[:300]
     known = isinstance(error, (ValueError, RuntimeError)) and words
     return words if known else f"{type(error).__name__} {words}".strip()
-
-
-def _check_fingerprint(path: str | Path, stored: Mapping[str, str], given: Mapping[str, str]) -> None:
-    for name in (*stored, *given):
-        if stored.get(name) != given.get(name):
-            raise ValueError(
-                f"{path}: the file was made from another network: {name} is {stored.get(name, 'missing')} in the file and "
-                f"{given.get(name, 'missing')} in the given network; give a network of the same architecture"
-            )
 
 
 def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

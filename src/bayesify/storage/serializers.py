@@ -44,11 +44,8 @@ def register_predictor(kind: Kind) -> Kind:
 
 
 def find_stored(name: str) -> type[Serializable] | None:
-    """The class that a file names, or `None` if the class is unknown. Packages with entry points are loaded only if needed.
-
-    Raises:
-        ImportError: If the class needs a package that is not installed.
-    """
+    """The class that a file names, or `None` if the class is unknown. Packages with entry points are loaded only if
+    needed. Raises `ImportError` if the class needs a package that is not installed."""
     if name not in STORED_CLASSES and name in MODULES_BY_KIND:
         import_module(MODULES_BY_KIND[name])
     elif name not in STORED_CLASSES:
@@ -57,11 +54,8 @@ def find_stored(name: str) -> type[Serializable] | None:
 
 
 def stored_name(model: Any) -> str:
-    """The name under which an object is stored: the name of its class, or of its nearest registered base class.
-
-    Raises:
-        TypeError: If no base class is registered, or the object is a stack of models.
-    """
+    """The name under which an object is stored: the name of its class, or of its nearest registered base class. Raises
+    `TypeError` if no base class is registered, or the object is a stack of models."""
     if isinstance(model, Trainable) and model.num_models is not None:
         raise TypeError(
             f"save: {type(model).__name__} is a stack of several models; save each model that unstack() returns"

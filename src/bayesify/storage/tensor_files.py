@@ -23,15 +23,9 @@ FORMAT_VERSION = 2
 def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
     """Nested data as JSON and a flat dict of tensors.
 
-    Args:
-        value: Numbers, strings, `None`, tensors, and dicts (with any plain keys), lists, tuples and counters of them.
-        name: Name of the value in error messages, and prefix of the tensors' names.
-
-    Returns:
-        The data with a reference in place of each tensor, and the tensors by name.
-
-    Raises:
-        TypeError: If the value contains any other type; the message names the place.
+    The value consists of numbers, strings, `None`, tensors, and dicts (with any plain keys), lists, tuples and counters
+    of them. The result has a reference in place of each tensor. Error messages and names of tensors begin with `name`.
+    Raises `TypeError` if the value contains any other type; the message names the place.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -146,14 +140,8 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     The new file is written next to the old file, flushed to disk, and renamed to the old name in one step. A stored SHA-256
     checksum covers the header and every byte of every tensor.
 
-    Args:
-        path: Path of the file.
-        kind: Kind of the file, such as `"checkpoint"`.
-        header: Plain data.
-        tensors: Tensors by name, on any device.
-
-    Returns:
-        The SHA-256.
+    The kind is a word such as `"checkpoint"`, the header is plain data, and tensors may be on any device. The result is
+    the SHA-256.
 
     Raises:
         ValueError: If the folder does not exist or the path is a folder.
@@ -179,8 +167,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Header and tensors (on the CPU) of a file from `write`, after checking that the file is complete and unchanged.
 
-    Returns:
-        The header, with the file's SHA-256 under `"sha256"`, and the tensors by name.
+    The header has the file's SHA-256 under `"sha256"`.
 
     Raises:
         FileNotFoundError: If the file does not exist.
@@ -228,13 +215,11 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             "intact copy"
         )
     if found != kind:
+        remedies = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it with bayesify.load"}
         raise ValueError(
-            f"{path}: the file contains a {found}, not a {kind}; {_REMEDY.get(found, 'give another file')}"
+            f"{path}: the file contains a {found}, not a {kind}; {remedies.get(found, 'give another file')}"
         )
     return {**header, "sha256": metadata["sha256"]}, tensors
-
-
-_REMEDY = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it with bayesify.load"}
 
 
 def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:

@@ -47,10 +47,7 @@ class RunningAverage:
     """Average of the parameters in one run.
 
     All values that vary between steps are in tensors that change in place, so that a captured step can contain the
-    update. The step count has the type `dtype`.
-
-    Attributes:
-        replaced: The run's own parameters and buffers, by name, while the module holds the average; otherwise empty.
+    update. While the module holds the average, `replaced` has the run's own parameters and buffers, by name.
     """
 
     def __init__(self, module: nn.Module, choice: Average, dtype: torch.dtype) -> None:
@@ -128,11 +125,7 @@ class RunningAverage:
         return {"count": float(self._count), "values": dict(self._values)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`.
-
-        Raises:
-            ValueError: If the state belongs to other parameters.
-        """
+        """Inverse of `state_dict`; `ValueError` if the state belongs to other parameters."""
         shapes = {name: value.shape for name, value in state["values"].items()}
         if shapes != {name: value.shape for name, value in self._values.items()} or not 0 <= state["count"] < 2**53:
             raise ValueError("the average in the checkpoint belongs to other parameters")

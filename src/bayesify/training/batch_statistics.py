@@ -14,6 +14,7 @@ from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Trainable
 from bayesify.running.inputs_and_outputs import as_inputs, each
+from bayesify.running.modes import assigned, modes_kept
 from bayesify.running.runner import Runner
 from bayesify.training.batches import BatchReader, check_repeatable, items_all_over, parse_batch
 from bayesify.weights.batch_statistics import KeptStatistics, pooling, running_statistics, tracking_layers
@@ -81,10 +82,9 @@ def keep_draws(
 
 
 def num_examples_within(trained: int) -> int:
-    """Number of examples with which the statistics of 32 draws cost about a tenth of training.
+    """Number of examples with which the statistics of 32 draws cost about a tenth of training on `trained` examples.
 
-    `trained` counts the examples of all epochs. A training step costs three forward passes, so the number is 0.3 / 32 of
-    `trained`, between `MIN_EXAMPLES` and `MAX_EXAMPLES`.
+    A training step costs three forward passes, so it is 0.3 / 32 of `trained`, between `MIN_EXAMPLES` and `MAX_EXAMPLES`.
     """
     return min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
 
@@ -118,10 +118,8 @@ def statistics_of(
     """Buffers of each draw, by name: mean and variance of the inputs of normalization layers over batches.
 
     These layers are in training mode, and all other modules are in evaluation mode. Batches are weighted by their size,
-    so the means are means over the dataset. The variances are averages of the batches' variances.
-
-    Raises:
-        ValueError: If there is no batch.
+    so the means are means over the dataset. The variances are averages of the batches' variances. Raises `ValueError`
+    if there is no batch.
     """
     with runner.evaluating().alone() as alone:
         found = {path: layer for path, layer in tracking_layers(alone.network).items() if path in layers}
@@ -145,10 +143,7 @@ def refresh_statistics(
 
     Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in
     training mode, and all other modules are in evaluation mode. Batches are weighted by their size. If no layer needs
-    statistics, the batches are not read.
-
-    Raises:
-        ValueError: If there are no batches.
+    statistics, the batches are not read. Raises `ValueError` if there are no batches.
     """
     module = model.module
     layers = [layer for layer in tracking_layers(module).values() if layer.training]
@@ -163,25 +158,9 @@ def refresh_statistics(
 
 
 @contextmanager
-def modes_kept(module: nn.Module) -> Iterator[None]:
-    """Restore the mode (train or eval) of every part of a module at the end."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
-
-
-@contextmanager
 def _collecting(network: nn.Module, layers: Collection[_NormBase]) -> Iterator[None]:
     """Context in which only the given layers are in training mode. Modes and momenta are restored at the end."""
-    momenta = [layer.momentum for layer in layers]
-    with modes_kept(network):
+    with modes_kept(network.modules()), assigned(layers, "momentum", None):
         for part in network.modules():
             part.training = part in layers
-        try:
-            yield
-        finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
-                layer.momentum = momentum
+        yield

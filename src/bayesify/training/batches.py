@@ -191,11 +191,7 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
 
 def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> int:
     """Number of examples in a loader's dataset: the length of the dataset or of the sampled subset, or a count in one
-    pass.
-
-    Raises:
-        ValueError: If there are no examples, or if the dataset is a stream without a length.
-    """
+    pass."""
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, SubsetRandomSampler) and not _yields_batches(loader):
@@ -227,10 +223,7 @@ def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader 
 
 
 def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: BatchReader | None = None) -> Iterator[Any]:
-    """Items of a loader until they hold enough examples.
-
-    Unless the loader shuffles, the items are equally spaced, because rows may be sorted.
-    """
+    """Items of a loader until they hold enough examples, equally spaced unless the loader shuffles: rows may be sorted."""
     shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
     length = len(loader) if isinstance(loader, Sized) and not shuffled else 0
     seen, needed, total = 0, 1, 1  # `needed` of `total` items are taken

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bayesify.arguments.checks import checked
 from bayesify.maths.value_checks import find_not_finite
+from bayesify.running.generators import own_generators
 from bayesify.storage import tensor_files
-from bayesify.training.fingerprints import are_other_data
+from bayesify.training.random_streams import loader_generators_kept, seeded_globals
 from bayesify.training.state import Position, Settings
 from bayesify.version import __version__
 
 SETTINGS_DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
 """Defaults of settings that older checkpoints do not contain."""
+FINGERPRINT_ROWS = 8
+"""Number of rows in the fingerprint, including the first and the last row."""
 OPTIONAL_ENTRIES = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
 
 
@@ -55,16 +61,14 @@ class Checkpoint:
     shuffles: list[Tensor]
 
     def write(self, path: Path) -> None:
-        """Write the checkpoint atomically.
-
-        Raises:
-            ValueError: If `steps` holds a non-finite number. In this case nothing is written. The caller must check the
-                parameters.
-            OSError: If the file cannot be written.
-        """
+        """Write the checkpoint atomically, unless `steps` holds a non-finite number. The caller must check the parameters."""
         state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         packed, tensors = tensor_files.pack(state, "run")
-        check_finite(path, ((name, tensor) for name, tensor in tensors.items() if name.startswith("run.steps.")))
+        name = find_not_finite((name, tensor) for name, tensor in tensors.items() if name.startswith("run.steps."))
+        if name is not None:
+            raise ValueError(
+                f"{path}: {name} is not finite and was not stored; lower the learning rate, or clip gradients"
+            )
         header = {"library_version": __version__, "run": packed}
         tensor_files.write(path, "checkpoint", header, tensors)
 
@@ -177,7 +181,11 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
                     f"{key} is {other.get(key)!r} in the checkpoint's optimizer, but {mine.get(key)!r} in this run's"
                 )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    kinds = [{_kinds(state["state"][index]) for index in group["params"] if index in state["state"]} for group in ours]
+    types = {
+        index: tuple(sorted((key, type(value).__name__) for key, value in entry.items()))
+        for index, entry in state["state"].items()
+    }
+    kinds = [{types[index] for index in group["params"] if index in types} for group in ours]
     if max(map(len, kinds)) > 1 or not state["state"].keys() <= set(range(len(parameters))):
         raise ValueError("the entries in the optimizer's state differ between parameters")
     for index, entry in state["state"].items():
@@ -189,11 +197,6 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
                 )
 
 
-def _kinds(entry: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Names and types of an optimizer's entries for a parameter."""
-    return tuple(sorted((key, type(value).__name__) for key, value in entry.items()))
-
-
 def _kind(value: Any) -> Any:
     """Kind of an optimizer's setting. All numbers have the same kind; flags and `None` have other kinds."""
     if value is None or isinstance(value, bool):
@@ -201,13 +204,6 @@ def _kind(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_kind(entry) for entry in value]
     return float if isinstance(value, (int, float, Tensor)) else type(value)
-
-
-def check_finite(path: Path, named: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise `ValueError` for a non-finite tensor."""
-    name = find_not_finite(named)
-    if name is not None:
-        raise ValueError(f"{path}: {name} is not finite and was not stored; lower the learning rate, or clip gradients")
 
 
 def _shapes(model: dict[str, Any]) -> dict[str, str]:
@@ -233,3 +229,58 @@ def set_model_state(module: nn.Module, state: dict[str, Any]) -> None:
     for name, buffer in module.named_buffers():
         if name not in known:
             buffer.copy_(state[name])
+
+
+# -- fingerprints: a few rows that show whether a continued run was given other data of the same size ------------------
+
+
+def data_fingerprint(loader: Any) -> list[str]:
+    """A short hash of each of a few rows of the data behind a loader.
+
+    Rows are entries of a dataset or of a list of batches. If the data cannot be indexed, the first batch is the only
+    row. The global generators and the loader's generators are restored. The fingerprint is empty if two readings
+    differ, for example because random transforms have their own generators.
+    """
+    rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
+    indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
+
+    def look(place: int) -> Any:
+        return rows[place] if indexed else next(iter(loader))
+
+    try:
+        places = _places(len(rows)) if indexed else [0]
+        first, second = ([_seen(loader, look, place) for place in places] for _ in range(2))
+    except Exception:  # training will report problems of the data, with epoch and batch
+        return []
+    return first if first == second else []
+
+
+def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
+    """Whether two comparable fingerprints differ in at least half of the rows. Fewer differences are taken for
+    corrections of the data."""
+    known = len(before) == len(now) > 0
+    return known and 2 * sum(map(str.__ne__, before, now)) >= len(now)
+
+
+def _places(count: int) -> list[int]:
+    return sorted({round(place * (count - 1) / (FINGERPRINT_ROWS - 1)) for place in range(FINGERPRINT_ROWS)})
+
+
+def _seen(loader: Any, look: Callable[[int], Any], place: int) -> str:
+    with loader_generators_kept(loader), own_generators(), seeded_globals(0):
+        torch.manual_seed(0)
+        found = look(place)
+    digest = hashlib.sha256()
+    for leaf in pytree.tree_leaves(found):
+        digest.update(_bytes(leaf))
+    return digest.hexdigest()[:16]
+
+
+def _bytes(leaf: Any) -> bytes:
+    if isinstance(leaf, Tensor):
+        leaf = leaf.detach().cpu().contiguous()
+        content: bytes = leaf.reshape(-1).view(torch.uint8).numpy().tobytes()
+        return f"{leaf.dtype} {tuple(leaf.shape)}".encode() + content
+    if isinstance(leaf, (np.ndarray, np.generic)) or hasattr(leaf, "tobytes"):
+        return bytes(leaf.tobytes())
+    return repr(leaf).encode() if isinstance(leaf, (bool, int, float, str, bytes)) else type(leaf).__name__.encode()

@@ -151,10 +151,7 @@ class Guard:
 
     def read(self) -> None:
         """Wait for the device, and raise an error for the first batch with non-finite gradients since the last call.
-
-        Raises:
-            NotFiniteError: If there was such a batch.
-        """
+        Raises `NotFiniteError` if there was such a batch."""
         if self.deferred and bool(self.flag):
             self.restore()
             raise NotFiniteError(self._names(self._which), int(self._batch))

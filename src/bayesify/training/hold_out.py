@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
+from bayesify.running.modes import torch_threads
 from bayesify.running.progress import TimeLeft
 from bayesify.training.batches import StackedBatch, StackedBatches
 from bayesify.training.fitting import fit
@@ -36,24 +36,14 @@ PATIENCE_SHARE = 0.75
 @checked
 @dataclass(frozen=True)
 class StoppedSteps:
-    """Training by Adam that stops when the predictions of held-out rows no longer improve.
+    """Training by Adam that stops when the predictions of held-out rows no longer improve."""
 
-    Args:
-        batch_size: Maximum number of rows of each network in a step.
-        max_steps: Maximum number of steps.
-        check_every: Number of steps between two checks on the held-out rows.
-        patience: Number of checks without an improvement after which training ends. The number is smaller if the best
-            check came early.
-        early_patience: Minimum number of checks without an improvement, unless `patience` is smaller.
-        learning_rate: Learning rate of the first step; it falls to a twentieth as half a cosine.
-    """
-
-    batch_size: Count = 256
+    batch_size: Count = 256  # maximum number of rows of each network in a step
     max_steps: Count = 3000
-    check_every: Count = 20
-    patience: Count = 15
-    early_patience: Count = 8
-    learning_rate: Positive = 5e-3
+    check_every: Count = 20  # number of steps between two checks on the held-out rows
+    patience: Count = 15  # number of checks without an improvement after which training ends; fewer after an early best
+    early_patience: Count = 8  # minimum number of checks without an improvement, unless `patience` is smaller
+    learning_rate: Positive = 5e-3  # of the first step; it falls to a twentieth as half a cosine
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """Adam over the parameters."""
@@ -125,13 +115,13 @@ def train_held_out(
 
     members.train()
     num_data = batches.size * batches.steps
-    with _one_thread(), TimeLeft("steps", bound=True, show=bool(progress)) as shown:
+    # More threads slow down such small products, by up to a factor of ten if other programs are running.
+    with torch_threads(1), TimeLeft("steps", bound=True, show=bool(progress)) as shown:
         fit(
             members, batches, epochs=steps.looks, num_data=num_data, kl_weight=num_data / num_examples, num_draws=1,
             optimizer=steps.optimizer, scheduler=steps.scheduler, callbacks=[look], seed=seed, progress=False,
         )  # fmt: skip
     best.restore()
-    members.eval()
     return steps.check_every * best.at, None if judged is None else judged.of_rows()
 
 
@@ -148,34 +138,16 @@ def _batches(
     return StackedBatches(rows, y, steps.batch_size, steps.check_every, scaled, used), num_examples
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread. More threads slow down such small products, by up to a factor of ten if other programs are
-    running."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 class _Best:
-    """Weights of each network at the check at which it predicted its held-out rows best.
-
-    Attributes:
-        looks: Number of checks so far.
-        last: Last check at which any network improved.
-        at: Best check of each network, [R].
-    """
+    """Weights of each network at the check at which it predicted its held-out rows best."""
 
     def __init__(self, members: ModelStack, outside: StackedBatch) -> None:
         assert outside.weights is not None
         self._members, self._weights = members, outside.weights
         self._scores = torch.full((len(members),), -torch.inf, dtype=outside.x.dtype)
         self._states = {name: value.detach().clone() for name, value in members.named_parameters()}
-        self.looks = self.last = 0
-        self.at = np.zeros(len(members), dtype=np.int64)
+        self.looks = self.last = 0  # number of checks so far, and the last check at which any network improved
+        self.at = np.zeros(len(members), dtype=np.int64)  # best check of each network
 
     def look(self, scores: Tensor) -> None:
         """Store the weights of the networks that improved. `scores` are the scores of their held-out rows, [R, B]."""
@@ -195,8 +167,8 @@ class _Best:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give each network the weights of its best check."""
-        for name, value in self._members.named_parameters():
+        """Give each network the weights of its best check, in evaluation mode."""
+        for name, value in self._members.eval().named_parameters():
             value.copy_(self._states[name])
 
 

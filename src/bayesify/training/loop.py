@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,23 +23,21 @@ from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Phase, Trainable
-from bayesify.running.generators import own_generators
+from bayesify.running.generators import generator_states, own_generators
+from bayesify.running.modes import modes_kept
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Validation
 from bayesify.training.batch_statistics import (
     following_layers,
     keep_draws,
-    modes_kept,
     num_draws_within,
     num_examples_within,
     refresh_statistics,
 )
 from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
-from bayesify.training.checkpoints import Checkpoint, altered, model_state, set_model_state
+from bayesify.training.checkpoints import Checkpoint, altered, data_fingerprint, model_state, set_model_state
 from bayesify.training.distributed import Processes
-from bayesify.training.fingerprints import data_fingerprint
 from bayesify.training.history import History
-from bayesify.training.interrupts import delayed_interrupt
 from bayesify.training.noise import LearnedNoise, narrow_start
 from bayesify.training.progress import ProgressBar
 from bayesify.training.random_streams import (
@@ -44,7 +45,6 @@ from bayesify.training.random_streams import (
     derive_seed,
     loader_generators,
     loader_generators_kept,
-    network_state,
     seeded_globals,
     set_network_state,
 )
@@ -105,7 +105,7 @@ class TrainingLoop:
             devices = [self.device] if self.device.type == "cuda" else []
             stack.enter_context(own_generators(devices))
             if not self.model.keeps_mode:
-                stack.enter_context(modes_kept(self.model.module))
+                stack.enter_context(modes_kept(self.model.module.modules()))
                 self.model.module.train()
             torch.manual_seed(derive_seed(self.plan.seed, "network", self.processes.rank))
             self.batches = count_batches(self.loader)
@@ -411,7 +411,8 @@ class TrainingLoop:
     def _save(self, path: Path) -> None:
         sums = [self.processes.total(value) for value in self.step.sums.read()]
         draws = self.processes.gather(self.step.generator.get_state())
-        network, average = self.processes.gather(network_state(self.device)), self.step.average
+        network = self.processes.gather(torch.cat([*generator_states(self.device).values()]))
+        average = self.step.average
         if self.processes.rank == 0:
             Checkpoint(
                 settings=self.description,
@@ -456,6 +457,34 @@ class TrainingLoop:
         self.shuffle_states = stored.shuffles
         for generator, state in zip(self.shuffles, stored.shuffles, strict=True):
             generator.set_state(state)
+
+
+@contextmanager
+def delayed_interrupt() -> Iterator[threading.Event]:
+    """Delay the first Ctrl-C so that a loop can finish its step and save. The first Ctrl-C only sets the event. A
+    second Ctrl-C interrupts at once.
+
+    The SIGINT handler is replaced in the main thread only. Other threads, and handlers that are not Python's own, are
+    left alone.
+    """
+    requested = threading.Event()
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.getsignal(signal.SIGINT) if in_main_thread else None
+    if not callable(previous):
+        yield requested
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if requested.is_set():
+            signal.signal(signal.SIGINT, previous)
+            previous(number, frame)
+        requested.set()
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield requested
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _raise(error: Exception, cause: Exception) -> NoReturn:

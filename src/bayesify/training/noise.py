@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,18 +16,19 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from bayesify.jacobians.effective import held_out_ratio
 from bayesify.likelihoods import Gaussian
-from bayesify.network import BayesianNetwork
+from bayesify.network import BayesianNetwork, Start, adopt
+from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Batch, Trainable
+from bayesify.running.generators import own_generators, set_generator_states
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output
 from bayesify.running.last_layer import last_layer, output_gain
 from bayesify.running.runner import Runner
 from bayesify.training.batches import total_count
-from bayesify.training.restarts import restart
 from bayesify.training.validation import Totals, predict_plain
 from bayesify.training.watch import start_network
-from bayesify.weights.catalog import catalog, put_in
+from bayesify.weights.catalog import catalog, owner_of, put_in
 from bayesify.weights.module_state import swapped
 
 MAX_EXAMPLES = 8192
@@ -46,16 +48,12 @@ START_EXAMPLES, START_DRAWS = 256, 16
 MAX_START_SHARE = 0.05
 """For a trained network, the mean epistemic variance of draws at the start may be at most this multiple of the noise. A
 step uses one draw, which shifts the predictions of all rows alike. A wide start therefore makes the means noisy and the
-predictions wide. With 0.2, the NLL of a CNN on the data `bumps` rose by 0.058 nats under mean-field and by 0.038 under
-rank-one noise. With 0.05, the NLL of mean-field exceeded that of the given network by at most 0.017
-(`benchmarks.wider_networks.CHOOSING`, one seed; not every posterior was run on every network)."""
+predictions wide (`benchmarks.wider_networks.CHOOSING`)."""
 MAX_START_LOSS = 0.005
 """The corresponding limit for classification under rank-one noise and dropout: at the start, draws may raise the NLL on
 training rows by at most this many nats per label. On five networks for digits and sequences, this rise is 0.04 to 0.16
 for rank-one noise, 0.01 to 0.09 for dropout, and 0.003 to 0.018 for other posteriors. In
-`benchmarks.wider_networks.CHOOSING`, 4 of 6 pairs missed a bound with a limit of 0.02, and 2 of 6 with 0.005. A network
-that has memorized its rows gains less from the smaller limit: the NLL of a transformer on digits fell by 0.02 instead
-of 0.06."""
+`benchmarks.wider_networks.CHOOSING`, 4 of 6 pairs missed a bound with a limit of 0.02, and 2 of 6 with 0.005."""
 MIN_VARIANCE = 1e-30
 """Smallest allowed variance. Float32 represents it with full precision."""
 Read = Callable[[int], list[Batch]]
@@ -82,10 +80,7 @@ class LearnedNoise:
     If the ratio is known and draws are not members of an ensemble, the final variance is reduced to the same value, but
     not below the mean squared residual.
 
-    Args:
-        model: The model in training.
-        epochs: Number of epochs of the run.
-        rescales: Whether the last layer may be rescaled to units of the targets; see `restarts.restart`.
+    With `rescales`, the last layer may be rescaled to units of the targets; see `restart`.
 
     Attributes:
         replaced: The variance before it changes at the end of an epoch, by name. It is empty once the epoch is closed.
@@ -204,7 +199,7 @@ class LearnedNoise:
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
             return
         from_start, predict = torch.Generator(device).manual_seed, partial(bnn.predict, num_draws=FINAL_DRAWS)
-        if stopped or _has_dropout(bnn):
+        if stopped or any(isinstance(part, _DropoutNd) and part.p > 0 for part in bnn.network.modules()):
             batches = [batch.to(device) for batch in read(MAX_EXAMPLES)]
             self._set(sum(self._errors(batches, lambda x: predict(x, generator=from_start(0)))))
         batches = [batch.to(device) for batch in read(FINAL_EXAMPLES)]
@@ -220,10 +215,6 @@ class LearnedNoise:
     def _set(self, variance: float) -> None:
         if self._likelihood is not None and math.isfinite(variance):
             self._likelihood.set_noise(max(variance, MIN_VARIANCE))
-
-
-def _has_dropout(bnn: BayesianNetwork) -> bool:
-    return any(isinstance(part, _DropoutNd) and part.p > 0 for part in bnn.network.modules())
 
 
 @torch.no_grad()
@@ -271,3 +262,53 @@ def new_rows_ratio(
         return held_out_ratio(runner, weights, inputs, residual, total, output, counts)
     except (RuntimeError, ValueError, NotImplementedError):
         return 1.0
+
+
+# -- restart of posteriors, with weights in units of the targets or with smaller standard deviations ------------------
+
+
+@torch.no_grad()
+def restart(
+    bnn: BayesianNetwork, powers: Mapping[str, int], *, keep_function: bool = True, narrowing: float = 1.0
+) -> bool:
+    """Restart the posteriors in place, with weights in units of $10^k$ and smaller standard deviations. For the prior and
+    the optimizer, the targets then have size 1. See `Start` for the arguments.
+
+    Posteriors restart, and the result is true, only if they have not changed since `bayesianize` or the last restart.
+    """
+    if not bnn.given_weights or not bnn.start.noise:
+        return False
+    start = replace(bnn.start, powers=powers, keep_function=keep_function, narrowing=narrowing)
+    if not all(map(_same_tensors, bnn.posteriors, _built(bnn, bnn.start))):
+        return False
+    others = nn.ModuleList(_built(bnn, start)).state_dict(prefix="posteriors.")
+    bnn.start = start
+    units = {"unit_powers": torch.tensor([powers.get(name, 0) for name in bnn.weights])} if any(powers.values()) else {}
+    adopt(bnn, {**others, **units})
+    bnn.posteriors.load_state_dict({name.removeprefix("posteriors."): value for name, value in others.items()})
+    return True
+
+
+def _built(bnn: BayesianNetwork, start: Start) -> list[Posterior]:
+    """The posteriors at their start, built with the same random numbers that `bayesianize` used."""
+    kept = start.powers if start.keep_function else {}
+    values = {
+        name: value.float() if value.dtype == torch.bfloat16 else value for name, value in bnn.given_weights.items()
+    }
+    values |= {name: values[name] / 10.0**power for name, power in kept.items() if power}
+    plain = copy.deepcopy(bnn.network)
+    put_in(plain, list(bnn.weights.values()), bnn.given_weights)
+    modules = {name: owner_of(plain, name)[0] for name in bnn.weights}
+    parts = copy.deepcopy(list(bnn.posteriors))
+    with own_generators([device for device in start.noise if device.type == "cuda"]):
+        set_generator_states(start.noise)
+        for part in parts:
+            part.narrowing = start.narrowing
+            part.build(values, modules)
+    return parts
+
+
+def _same_tensors(one: nn.Module, other: nn.Module) -> bool:
+    """Whether two modules have the same parameters and buffers."""
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())

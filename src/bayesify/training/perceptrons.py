@@ -34,11 +34,8 @@ class Perceptrons:
     with a transposed right factor are several times slower, so matrices are transposed first. On a CPU, dropout masks
     are slices of a fixed pool at random offsets, because drawing new masks costs more than the rest of the step.
 
-    Args:
-        models: The networks, all of the same architecture; see `of`.
-        names: Dict from the name of each weight or bias in the network to its name in a model, in the order of the
-            layers.
-        layers: The layers of one network; their train or eval mode is used.
+    The networks have the same architecture; see `of`. `names` maps the name of each weight or bias in the network to its
+    name in a model, in the order of the layers. The modes (train or eval) of the given layers are used.
     """
 
     def __init__(self, models: Sequence[BayesianNetwork], names: dict[str, str], layers: Sequence[nn.Module]) -> None:

@@ -164,16 +164,8 @@ def _parts(one: Any) -> list[Any]:
     return own
 
 
-def network_state(device: torch.device) -> Tensor:
-    """State of the global generators that a network on a device uses: the CPU's generator, then the device's."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return torch.cat(states)
-
-
 def set_network_state(state: Tensor, device: torch.device) -> None:
-    """Inverse of `network_state`. If the state comes from a machine without this device, only the CPU's generator is set."""
+    """Set the global generators from their joined `generator_states`. If the device is missing there, only the CPU's is set."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda" and state.numel() > size:

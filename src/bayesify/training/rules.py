@@ -53,30 +53,18 @@ KL_WARNING_RATIO = 10.0
 
 @dataclass(frozen=True)
 class Score:
-    """Score of a network's predictions on some examples.
+    """Score of a network's predictions on some examples."""
 
-    Args:
-        nll: Mean negative log predictive density.
-        accuracy: Share of correct labels; `None` in regression.
-        count: Number of examples.
-        rmse: Root mean squared error; `None` in classification.
-        guess: Score of the best constant guess on the same examples: the NLL in classification, the RMSE in regression.
-        coverage: Share of targets inside their central 90 % intervals; `None` in classification.
-        has_atoms: Whether single values have positive probability, so that intervals cover more than their level.
-        numbers: Number of targets per example.
-        losses: NLL of each example, for the first examples in the order of the loader.
-        errors: Share of wrong labels, or mean squared error, of each example in `losses`.
-        confidences: Probability of the predicted label for each example in `losses`; empty in regression.
-    """
-
-    nll: float
-    accuracy: float | None
-    count: int
-    rmse: float | None = None
-    guess: float | None = None
-    coverage: float | None = None
-    has_atoms: bool = False
-    numbers: int = 1
+    nll: float  # mean negative log predictive density
+    accuracy: float | None  # share of correct labels; `None` in regression
+    count: int  # number of examples
+    rmse: float | None = None  # `None` in classification
+    guess: float | None = None  # NLL (in regression, RMSE) of the best constant guess on the same examples
+    coverage: float | None = None  # share of targets inside their central 90 % intervals; `None` in classification
+    has_atoms: bool = False  # whether single values have positive probability, so that intervals cover more
+    numbers: int = 1  # number of targets per example
+    # For the first examples in the order of the loader: the NLL, the share of wrong labels or the mean squared error, and,
+    # in classification, the probability of the predicted label.
     losses: tuple[float, ...] = field(default=(), repr=False)
     errors: tuple[float, ...] = field(default=(), repr=False)
     confidences: tuple[float, ...] = field(default=(), repr=False)
@@ -199,16 +187,10 @@ def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Find
 
 
 def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: Score | None = None) -> list[Finding]:
-    """Return a finding if the KL outweighs the data term and the fit to the data has suffered.
+    """Return a finding if the weighted KL at the end outweighs the data term and the fit to the data has suffered.
 
-    All quantities are per example. Scores are compared only within one mode: training batches with training batches,
-    and predictions in evaluation mode (without dropout) with predictions in evaluation mode.
-
-    Args:
-        nll: NLL of training batches in windows of equal length, in order of time.
-        kl: Weighted KL at the end.
-        start: Score of the given network in evaluation mode.
-        now: Score of the trained network in evaluation mode.
+    All quantities are per example. Scores are compared only within one mode: the NLL of training batches, in windows of
+    equal length, with earlier windows, and `now` with `start`, which are predictions in evaluation mode.
     """
     size = max(1, len(nll) // 8)
     smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]

@@ -312,7 +312,7 @@ class ModelStack(nn.Module, Trainable):
                 scores = self._scores(outputs, y)  # [R, B]
                 mean = scores.mean(1) if batch.weights is None else (scores * batch.weights).mean(1)
                 data, kl = (num_data * mean).unsqueeze(1), penalty.unsqueeze(1)
-                if not self._shared and should_check(x) and not _are_finite(data, kl):
+                if not self._shared and should_check(x) and not math.isfinite((data + kl).sum().item()):
                     return None
                 if num_draws > 1 and phase != "map":
                     data, kl = data.expand(-1, num_draws), kl.expand(-1, num_draws)
@@ -344,7 +344,7 @@ class ModelStack(nn.Module, Trainable):
             if not isinstance(refusal, UserWarning):
                 warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=4)
             return found
-        if not should_check(like) or _are_finite(*found):
+        if not should_check(like) or math.isfinite((found[0] + found[1]).sum().item()):
             return found
         _set_states(sources, before)  # the loop repairs a failed factorization, or reports the error
         return self._one_by_one(batch, options, sources)
@@ -414,10 +414,6 @@ def _set_states(sources: _Sources, states: Iterable[Tensor]) -> None:
         generator.set_state(state.cpu().clone())
 
 
-def _are_finite(data: Tensor, kl: Tensor) -> bool:
-    return math.isfinite((data + kl).sum().detach().item())
-
-
 def _score_alike(
     likelihoods: Sequence[Likelihood],
     held_out: bool,
@@ -426,10 +422,7 @@ def _score_alike(
     values: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """Scores [...] of rows with outputs [..., O]. G likelihoods that differ only in values each score an equal part of
-    the first axis.
-
-    `values` replaces the parameters of a single likelihood.
-    """
+    the first axis. `values` replaces the parameters of a single likelihood."""
     first, rows, count = likelihoods[0], outputs.shape[:-1], len(likelihoods)
     flat, y = outputs.flatten(0, -2), y.flatten(0, len(rows) - 1)
     wanted = first.target_shape(flat)

@@ -23,7 +23,7 @@ Callback = Callable[[Any, History], Any]
 Natural = Annotated[int, Range(least=0)]
 
 MAX_NUMBERS_IN_DESCRIPTION = 64
-"""A description contains the values of tensors with at most this many numbers, and only hashes of larger tensors."""
+"""A description has the values of tensors with at most this many numbers, and the shapes and hashes of larger tensors."""
 
 
 @dataclass(frozen=True)
@@ -82,27 +82,16 @@ class Run:
 @checked
 @dataclass
 class Position:
-    """Position within a run.
+    """Position within a run."""
 
-    Args:
-        epoch: Number of finished epochs.
-        batches: Number of finished batches in the current epoch.
-        examples: Number of examples in these batches.
-        seconds: Time spent on these batches.
-        kl_weight: Weight of the KL in the last step.
-        best: Validation NLL of the best epoch so far; `None` if there is no best epoch yet. It may be infinite.
-        waited: Number of epochs since the best epoch.
-        stopped: Whether the run ended before its last epoch.
-    """
-
-    epoch: Natural = 0
-    batches: Natural = 0
-    examples: Natural = 0
-    seconds: float = 0.0
-    kl_weight: float = 0.0
-    best: Any = None
-    waited: Natural = 0
-    stopped: bool = False
+    epoch: Natural = 0  # number of finished epochs
+    batches: Natural = 0  # number of finished batches in the current epoch
+    examples: Natural = 0  # number of examples in these batches
+    seconds: float = 0.0  # time spent on these batches
+    kl_weight: float = 0.0  # weight of the KL in the last step
+    best: Any = None  # validation NLL of the best epoch so far, which may be infinite
+    waited: Natural = 0  # number of epochs since the best epoch
+    stopped: bool = False  # whether the run ended before its last epoch
 
     def close_epoch(self) -> None:
         """Go on to the next epoch."""
@@ -131,8 +120,11 @@ def describe(
     if optimizer is not None:
         plain |= {"optimizer": type(optimizer).__name__, "scheduler": type(scheduler).__name__}
         plain["parameters of the optimizer"] = [len(group["params"]) for group in optimizer.param_groups]
-        if not getattr(scheduler, "last_epoch", 0) > 0:
-            plain |= _rates(optimizer)
+        for index, group in enumerate(optimizer.param_groups if not getattr(scheduler, "last_epoch", 0) > 0 else []):
+            rates = {"learning_rate": group.get("initial_lr", group.get("lr"))}
+            rates |= {key: group[key] for key in ("betas", "momentum", "weight_decay") if key in group}
+            where = f" of group {index + 1}" if index else ""
+            plain |= {f"{key}{where}": _plain(value) for key, value in rates.items()}
     size = batch_size(loader)
     return plain | ({"batch_size": size} if size is not None else {})
 
@@ -152,25 +144,11 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor) and value.numel() > MAX_NUMBERS_IN_DESCRIPTION:
+        content = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        return f"{list(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
     if isinstance(value, Tensor):
-        return value.tolist() if value.numel() <= MAX_NUMBERS_IN_DESCRIPTION else _digest(value)
+        return value.tolist()
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
-
-
-def _digest(value: Tensor) -> str:
-    """Shape of a tensor and part of its hash, to replace large tensors in a description."""
-    content = value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return f"{list(value.shape)} {hashlib.sha256(content).hexdigest()[:16]}"
-
-
-def _rates(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Initial learning rate, momentum and decay of each parameter group."""
-    rates: dict[str, Any] = {}
-    for index, group in enumerate(optimizer.param_groups):
-        where = f" of group {index + 1}" if index else ""
-        given = {"learning_rate": group.get("initial_lr", group.get("lr"))}
-        given |= {key: group[key] for key in ("betas", "momentum", "weight_decay") if key in group}
-        rates |= {f"{key}{where}": _plain(value) for key, value in given.items()}
-    return rates

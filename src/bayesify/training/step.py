@@ -159,10 +159,8 @@ class Step:
         """Take one step from a window of batches whose gradients are summed.
 
         `share` is the share of the run that is done, and `first` the number of the window's first batch in its epoch.
-
-        Raises:
-            BatchError: If a batch is not valid or its gradients are not finite. In this case nothing has changed. Also
-                if the scheduler raises an error after the step. In this case the step counts as taken.
+        Raises `BatchError` if a batch is not valid or its gradients are not finite. In this case nothing has changed. An
+        error of the scheduler after the step is also a `BatchError`, but the step counts as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)
@@ -298,11 +296,8 @@ class Step:
         return found
 
     def check(self) -> None:
-        """Wait for the device, and check whether all steps so far were finite.
-
-        Raises:
-            BatchError: If a step was not finite. Everything is restored to the state before this step.
-        """
+        """Wait for the device, and check whether all steps so far were finite. Raises `BatchError` if a step was not
+        finite. Everything is restored to the state before this step."""
         try:
             self._guard.read()
         except NotFiniteError as error:

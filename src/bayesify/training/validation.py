@@ -27,11 +27,8 @@ MAX_GUESSED_EXAMPLES = 4096
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
-    """The predictor of a model in training: the model itself, or its module.
-
-    Raises:
-        TypeError: If neither the model nor its module predicts.
-    """
+    """The predictor of a model in training: the model itself, or its module. Raises `TypeError` if neither the model
+    nor its module predicts."""
     for part in (model, model.module):
         if isinstance(part, Predictor):
             return part
@@ -49,13 +46,11 @@ def predict_plain(network: nn.Module, x: Any, likelihood: Likelihood, output: st
 class Totals:
     r"""Scores of predictions, accumulated batch by batch and weighted by example weights.
 
-    Args:
-        seen: Whether the model was trained on the examples. A training row lies closer to its prediction than a new
-            row. In a linear model, its residual is smaller by the factor $1 - h$, with the leverage $h = v / \sigma^2$,
-            where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for the residual
-            $r / (1 - h)$ with the variance $\sigma^2 + v / (1 - h)$.
-        ratio: Mean squared error on new rows divided by the mean squared error on the examples, if known. Residuals are
-            multiplied by at least the square root of this ratio.
+    If the model has `seen` the examples in training, a row lies closer to its prediction than a new row. In a linear
+    model, its residual is smaller by the factor $1 - h$, with the leverage $h = v / \sigma^2$, where v is the epistemic
+    variance and $\sigma^2$ the noise. Coverage is then computed for the residual $r / (1 - h)$ with the variance
+    $\sigma^2 + v / (1 - h)$. Residuals are multiplied by at least the square root of `ratio`, the mean squared error on
+    new rows divided by that on the examples.
     """
 
     def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:
@@ -135,11 +130,8 @@ class Totals:
 def validate(
     predict: Callable[[Any], Predictive], loader: Iterable[Any], device: torch.device, reader: BatchReader | None = None
 ) -> Totals:
-    """Scores of predictions for the batches of a validation loader, weighted by example weights.
-
-    Raises:
-        ValueError: If there are no batches, or if a batch is not valid.
-    """
+    """Scores of predictions for the batches of a validation loader, weighted by example weights. Raises `ValueError` if
+    there are no batches, or if a batch is not valid."""
     totals = Totals()
     for index, item in enumerate(loader):
         try:

@@ -43,10 +43,8 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
 def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
     """The same batches. The layers' momenta are set before each batch.
 
-    A pass over all batches then gives averages in which each batch is weighted by its size.
-
-    Raises:
-        ValueError: If there are no batches.
+    A pass over all batches then gives averages in which each batch is weighted by its size. Raises `ValueError` if
+    there are no batches.
     """
     layers, seen = list(layers), 0
     for batch in batches:
@@ -75,15 +73,10 @@ def is_trained(layer: _NormBase) -> bool:
 
 
 def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> tuple[str, ...]:
-    """Names of the layers whose statistics stay fixed while a posterior trains.
+    """Names of the layers whose statistics stay fixed while a posterior trains; for `choice` see `bayesianize`.
 
-    Args:
-        network: The network that the user gave.
-        choice: See `bayesianize`.
-        belong: Whether the statistics suit the initial draws of all posteriors, which `"auto"` requires.
-
-    Raises:
-        ValueError: If a name is not the name of a layer with running statistics.
+    `belong` says whether the statistics suit the initial draws of all posteriors, which `"auto"` requires. Raises
+    `ValueError` if a name is not the name of a layer with running statistics.
     """
     layers = tracking_layers(network)
     if choice == "train":
@@ -115,16 +108,11 @@ class KeptStatistics:
 
     The statistics are valid as long as the draws and their passes do not change. A checksum of the tensors on which the
     statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same for every device.
-
-    Args:
-        seed: Seed of the K draws.
-        checksum: Checksum of the tensors that the statistics depend on; see `checksum_of`.
-        values: Statistics by the buffer's name, each [K, *shape].
     """
 
     seed: int
-    checksum: int
-    values: Mapping[str, Tensor]
+    checksum: int  # see `checksum_of`
+    values: Mapping[str, Tensor]  # statistics by the buffer's name, [K, *shape] each
 
     @classmethod
     def of(cls, seed: int, values: Mapping[str, Tensor], *modules: nn.Module) -> Self:
@@ -139,9 +127,7 @@ class KeptStatistics:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """For each of the first `num_draws` draws, copies of the buffers by name. A pass in training mode changes
-        buffers in place, so the stored buffers are not returned themselves.
-        """
+        """Copies of the buffers of each of the first draws, by name. A pass in training mode changes buffers in place."""
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 
@@ -155,20 +141,13 @@ class KeptStatistics:
 
     @classmethod
     def restore(cls, state: Mapping[str, Tensor], network: nn.Module) -> Self:
-        """The object from its `state`, on the devices of a network's own statistics.
-
-        Raises:
-            ValueError: If the state does not hold statistics of this network.
-        """
+        """The object from its `state`, on the devices of a network's own statistics. Raises `ValueError` if the state
+        does not hold statistics of this network."""
         own, values = running_statistics(network), dict(state)
         seed, checksum = (int(values.pop(name)) for name in ("seed", "checksum"))
         for name, value in values.items():
-            if (
-                name not in own
-                or value.ndim == 0
-                or value.shape[1:] != own[name].shape
-                or value.dtype != own[name].dtype
-            ):
+            mine = own.get(name)
+            if mine is None or value.ndim == 0 or (value.shape[1:], value.dtype) != (mine.shape, mine.dtype):
                 raise ValueError(f"the per-draw statistics for {name} do not belong to this network")
         if not values or len({len(value) for value in values.values()}) > 1 or not all(map(len, values.values())):
             raise ValueError("the per-draw statistics have different numbers of draws")

@@ -156,11 +156,9 @@ class Layer:
 
 @dataclass
 class Catalog:
-    """All weights of a network, with a reason for each weight that no posterior can take.
+    """All weights of a network, by first name in the order of `named_parameters()`.
 
-    Args:
-        weights: Weights by first name, in the order of `named_parameters()`.
-        refused: Reasons, by parameter name, why a parameter must stay a point estimate (frozen, or not floating point).
+    `refused` gives, by parameter name, the reason why a parameter must stay a point estimate (frozen, or not floating point).
     """
 
     weights: dict[str, Weight] = field(default_factory=dict)

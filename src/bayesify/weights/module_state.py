@@ -28,29 +28,31 @@ def describe(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A module's state. Slashes in names, which stand for dots, become dots again.
-
-    Raises:
-        TypeError: If an entry of the state is not a tensor.
-    """
+    """A module's state. Slashes in names, which stand for dots, become dots again. Raises `TypeError` if an entry of
+    the state is not a tensor."""
     state: dict[str, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
             raise TypeError(
                 f"save: the state entry {name!r} has type {type(value).__name__}; only tensors can be stored"
             )
-        state[name.replace("/", ".")] = _pack_bits(value) if name.endswith(MASK_SUFFIX) else value
+        if name.endswith(MASK_SUFFIX):  # eight entries per byte, row-major, padded with zeros
+            value = torch.from_numpy(np.packbits(value.cpu().numpy()))
+        state[name.replace("/", ".")] = value
     return state
 
 
 def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load the result of `tensors_of` in place. Parameters for which the state holds masks are pruned first.
-
-    Raises:
-        ValueError: If the state lacks an entry of the module, or has an entry that the module lacks.
-    """
+    """Load the result of `tensors_of` in place. Parameters for which the state holds masks are pruned first. Raises
+    `ValueError` if the state lacks an entry of the module, or has an entry that the module lacks."""
     state = dict(state)
-    _prune_alike(module, state)
+    for path, part in module.named_modules():
+        for name in part if isinstance(part, NamedParameters) else ():
+            key = f"{path}.{name}{MASK_SUFFIX}"
+            if key in state:
+                bits = np.unpackbits(state[key].cpu().numpy(), count=part[name].numel())
+                state[key] = torch.from_numpy(bits.astype(bool)).view(part[name].shape)
+                part.prune(name, state[key].to(part[name].device))
     names = {name.replace("/", "."): name for name in module.state_dict()}
     missing, extra = sorted(names.keys() - state.keys()), sorted(state.keys() - names.keys())
     if missing or extra:
@@ -61,11 +63,8 @@ def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> nn.Module:
-    """A copy of a network that shares nothing with the original, or only the frozen parameters.
-
-    Raises:
-        ValueError: If a module holds a tensor that was computed from other tensors, because such a tensor cannot be copied.
-    """
+    """A copy of a network that shares nothing with the original, or only the frozen parameters. Raises `ValueError` if
+    a module holds a tensor that was computed from other tensors, because such a tensor cannot be copied."""
     try:
         frozen = [value for value in net.parameters() if share_frozen and not value.requires_grad]
         return copy.deepcopy(net, {id(value): value for value in frozen})
@@ -94,32 +93,8 @@ def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def prefixed(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One state from the states of several parts; each entry's name starts with the name of its part. It is the inverse
-    of `below`.
-    """
+    """One state from the states of several parts, each below the name of its part. It is the inverse of `below`."""
     return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
-
-
-def _pack_bits(mask: Tensor) -> Tensor:
-    """A mask with eight entries per byte, row-major, padded with zeros."""
-    return torch.from_numpy(np.packbits(mask.cpu().numpy()))
-
-
-def _unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
-    bits = np.unpackbits(packed.cpu().numpy(), count=shape.numel())
-    return torch.from_numpy(bits.astype(bool)).view(shape)
-
-
-def _prune_alike(module: nn.Module, state: dict[str, Tensor]) -> None:
-    """Prune those parameters of a fresh module for which a state holds masks, and unpack the masks in the state."""
-    for path, part in module.named_modules():
-        if isinstance(part, NamedParameters):
-            for name in part:
-                key = f"{path}.{name}{MASK_SUFFIX}"
-                if key in state:
-                    mask = _unpack_bits(state[key], part[name].shape)
-                    part.prune(name, mask.to(part[name].device))
-                    state[key] = mask
 
 
 @contextmanager

@@ -43,9 +43,7 @@ class NamedParameters(nn.Module):
 
     def dense_values(self) -> list[Tensor]:
         """The parameters in their dense shapes, in order."""
-        return (
-            [self.dense(name) for name in self] if self._buffers else list(filter(_is_given, self._parameters.values()))
-        )
+        return [self.dense(name) for name in self] if self._buffers else self.values()
 
     def mask(self, name: str) -> Tensor | None:
         """Mask of the kept entries, in the dense shape; `None` if all entries are kept."""

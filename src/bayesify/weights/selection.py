@@ -99,10 +99,8 @@ def _why_empty(
             return "bayesianize: only normalization layers have weights here; name them in a selector to include them"
         return "bayesianize: every parameter is frozen; set requires_grad on the parameters that should be Bayesian"
     if not matched:
-        known = (
-            [path for path in modules if path] + list(catalog.weights) + [type(m).__name__ for m in modules.values()]
-        )
-        return f"bayesianize: selector {label!r} matches no weight; {suggest(str(label), dict.fromkeys(known))}"
+        known = dict.fromkeys([*filter(None, modules), *catalog.weights, *(type(m).__name__ for m in modules.values())])
+        return f"bayesianize: selector {label!r} matches no weight; {suggest(str(label), known)}"
     refused = [name for name in matched if name in catalog.refused]
     if len(refused) == len(matched):
         reason = catalog.refused[refused[0]]

@@ -35,12 +35,8 @@ def summarize(
 ) -> Summary:
     """The table of a network's weights.
 
-    Args:
-        weights: All weights by name.
-        left: The reason why a weight has no posterior, by name.
-        posteriors: Posteriors of the network.
-        points: Names of weights that are trained as point estimates.
-        total: Number of all trainable scalars.
+    `left` gives the reason why a weight has no posterior, and `points` are the names of weights that are trained as point
+    estimates. `total` is the number of all trainable scalars.
     """
     drawn: dict[str, tuple[str, int | None]] = {}
     remarks = dict(left)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, MutableMapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.maths.noise import NoiseSource
 from bayesify.posteriors.common import starts
-from bayesify.priors import PriorDraw
+from bayesify.priors import Prior, PriorDraw
 from bayesify.running.caching import Computed, Results
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Layer, Weight
@@ -379,11 +380,9 @@ def by_layer(layers: Iterable[Layer], matrix: Callable[[Layer], Tensor]) -> dict
 
 
 def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
-    """Prior standard deviation of each weight. Used by families in which q can equal the prior, when the prior is fixed.
-
-    Raises:
-        ValueError: If the prior draws its scales, correlates the entries of a weight, or has a mean other than 0.
-    """
+    """Prior standard deviation of each weight. Used by families in which q can equal the prior, when the prior is
+    fixed. Raises `ValueError` if the prior draws its scales, correlates the entries of a weight, or has a mean other
+    than 0."""
     for name in posterior.sizes():
         if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
             raise ValueError(
@@ -396,3 +395,69 @@ def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
 def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
     """The same value in every draw, without a copy: [*shape] -> [S, *shape]."""
     return value.unsqueeze(0) if num_draws == 1 else value.expand(num_draws, *value.shape)
+
+
+# -- the posteriors of one network ------------------------------------------------------------------------------------
+
+
+def shares_statistics(posteriors: Sequence[Posterior]) -> bool:
+    """Whether the network's batch statistics suit all draws.
+
+    At least one posterior must vary around the network's weights, and every other posterior must have a single draw.
+    """
+    kept = [part.shares_statistics for part in posteriors]
+    return any(kept) and all(
+        keeps or part.num_distinct_draws == 1 for keeps, part in zip(kept, posteriors, strict=True)
+    )
+
+
+class Posteriors(nn.ModuleList):
+    """The posteriors of one network, in the order of their selectors."""
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Posterior]: ...
+
+    def in_drawing_order(self) -> list[Posterior]:
+        """The posteriors in the order of drawing: posteriors that run the network come last."""
+        return sorted(self, key=lambda part: part.runs_network)
+
+    @property
+    def num_distinct_draws(self) -> int | None:
+        """The number of different draws: 1 for point estimates, the number of networks for ensembles, otherwise `None`."""
+        counts = {part.num_distinct_draws for part in self} - {1}
+        return counts.pop() if len(counts) == 1 else None if counts else 1
+
+    def bind_buffers(self, buffers: dict[str, Tensor]) -> None:
+        """Offer each posterior the network's running statistics; see `Posterior.bind_buffers`."""
+        for part in self:
+            part.bind_buffers(buffers, list(self))
+
+    def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
+        """Per-draw buffers of all posteriors together, one dict per draw, or `None`."""
+        owned = [found for part in self if (found := part.buffers_for(request)) is not None]
+        return [dict(ChainMap(*each)) for each in zip(*owned, strict=True)] or None
+
+    def means(self, layout: NetworkLayout) -> dict[str, Tensor]:
+        """The posterior means by name, [1, *shape]. Posteriors that run the network use the means of the other posteriors."""
+        means: dict[str, Tensor] = {}
+        for part in self.in_drawing_order():
+            others = {name: mean[0] for name, mean in layout.cast(dict(means)).items()} if part.runs_network else {}
+            means |= {name: mean.unsqueeze(0) for name, mean in part.mean_given(others).items()}
+        return means
+
+    def kl(self, prior: Any) -> Tensor:
+        """KL to a draw of the prior, in closed form: a scalar."""
+        return torch.as_tensor(sum((part.kl(prior) for part in self), prior.kl)).mean()
+
+    def set_to_prior(self, prior: Prior) -> None:
+        """Make q equal to the prior, in place. If a posterior cannot equal the prior, raise `ValueError` and change nothing."""
+        before = [copy.deepcopy(part.state_dict()) for part in (self, prior)]
+        try:
+            prior.set_to_prior()
+            for part in self:
+                part.set_to_prior(prior.draw(1))
+        except ValueError:
+            self.load_state_dict(before[0])
+            prior.load_state_dict(before[1])
+            raise

@@ -31,11 +31,9 @@ MAX_KINDS = 16
 generators have different kinds."""
 
 MAX_PARAMETERS_TO_FOLLOW = 2**23
-"""Up to this many parameters, the graph of a single draw recomputes the values that draws share. Recomputing them costs
-device time. A graph that keeps these values must first check that the parameters are unchanged, and the host waits for
-this check. On an H200, a draw and a pass of a ResNet-50 (6 million parameters) took as long as 1.23 forward passes with
-recomputing and 1.45 without. For a ViT-B/16 (13 million parameters), it was 1.29 with recomputing and 1.17 without (see
-`in_turns` in benchmarks/results/networks_gpu.json)."""
+"""Up to this many parameters, the graph of a single draw recomputes the values that draws share, which costs device
+time. A graph that keeps these values must first check that the parameters are unchanged, and the host waits for this
+check (see `in_turns` in benchmarks/results/networks_gpu.json)."""
 
 Drawn = tuple[MutableMapping[str, Tensor], Tensor]
 """Weights by name, and their KL."""
@@ -75,11 +73,9 @@ class CapturedDraws:
             return posterior.draw(request)
 
     def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
-        """A draw by the most recent graph. While they run, the parameters are compared with their values at the capture.
+        """A draw by the most recent graph. While it runs, the parameters are compared with their values at the capture.
 
-        The graph contains values that were computed from the parameters. If the parameters differ, the result is `None`
-        and the generator is reset as if nothing had been drawn. If another thread has used the generator in the
-        meantime, it is not reset, so that no random number is used twice.
+        If they differ, the result is `None` and the generator is reset, unless another thread has used it in the meantime.
         """
         known = self.of(posterior).known(kind)
         if known is None or known.made is None:
@@ -244,11 +240,8 @@ class CapturedDraw:
 
 
 def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of two tensors of equal shape as 16-byte elements, if there are gaps between rows and the alignment allows
-    it.
-
-    Without these views, a copy of rows with gaps would move one number at a time.
-    """
+    """Views of two tensors of equal shape as 16-byte elements, if the alignment allows it and there are gaps between rows.
+    A plain copy of rows with gaps would move one number at a time."""
     if target.dtype != source.dtype or source.is_contiguous() or not target.is_contiguous() or source.stride(-1) != 1:
         return target, source
     count = 16 // source.element_size()

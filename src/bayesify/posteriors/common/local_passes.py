@@ -36,13 +36,9 @@ def run_local(
     bound runs one extra pass over a copy of the network without hooks. This pass is in evaluation mode, in which the
     network uses no random numbers.
 
-    Args:
-        compute: Function that draws and runs the network, with noise per example if the posterior uses it.
-        draw: Function that makes one draw from a `generator`, with noise per example.
-        inputs: Positional and keyword inputs of the network.
-        posteriors: Posteriors of the network. They remember the weights that are used more than once.
-        network: The network, whose buffers are reset before the first pass is repeated.
-        generator: The caller's own generator, if one was given.
+    `compute` draws and runs the network on the inputs, and `draw` makes one draw with noise per example from a
+    `generator`. The posteriors remember the weights that are used more than once. The network's buffers are reset before
+    the first pass is repeated.
     """
     parts = [part for part in posteriors if part.local_reparameterization]
     restore = None

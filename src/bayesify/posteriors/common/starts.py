@@ -37,11 +37,8 @@ def relative_stds(
     out-of-distribution inputs best if all start with the same small value, `NORMALIZED_RELATIVE_STD`. With that value,
     an MLP would have hardly any uncertainty.
 
-    Args:
-        network: The user's network.
-        weights: All weights of the network.
-        frozen: Names of the layers whose statistics are frozen.
-        chosen: The weights that have a posterior. If none of them comes before BatchNorm, the result is empty.
+    `frozen` are the names of layers with frozen statistics, and `chosen` the weights that have a posterior. If none of
+    these comes before BatchNorm, the result is empty.
     """
     layers = tracking_layers(network)
     before = [weight for weight in chosen if weight.normalized]

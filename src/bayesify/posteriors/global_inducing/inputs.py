@@ -18,9 +18,8 @@ OWNER = "GlobalInducing"
 def check_inputs(inputs: Any) -> Any:
     """Inducing inputs in the form that the posterior keeps, detached and copied.
 
-    Args:
-        inputs: A tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description. A
-            description is a count, or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`).
+    Inputs are a tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description: a count,
+    or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`).
 
     Raises:
         ValueError: If the inputs are empty, hold NaN or infinity, or have different lengths.
@@ -89,14 +88,8 @@ def describe_inputs(inputs: Any) -> Any:
 class InducingInputs(nn.Module):
     """Inducing inputs as parameters. Inputs that are not floating point, such as words and masks, stay fixed.
 
-    Args:
-        inputs: Result of `check_inputs`. A shape becomes standard normal numbers, or zeros if the dtype is not floating
-            point.
-        network: The network. If only a count is given, the network's first layer gives the width of an input.
-        like: A tensor with the dtype and device of floating-point inputs.
-
-    Raises:
-        ValueError: If only a count is given and the width of an input is not known.
+    The inputs come from `check_inputs`. A shape becomes standard normal numbers, or zeros if the dtype is not floating
+    point. If only a count is given, the network's first layer gives the width of an input.
     """
 
     def __init__(self, inputs: Any, network: nn.Module, like: Tensor) -> None:
@@ -149,11 +142,7 @@ def _first_width(network: nn.Module) -> int:
 
 
 def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
-    """Inputs and targets of the first examples of a loader; inputs are a tensor, a tuple or list of tensors, or a dict.
-
-    Raises:
-        ValueError: If the loader has fewer examples.
-    """
+    """Inputs and targets of the first examples of a loader; inputs are a tensor, a tuple or list of tensors, or a dict."""
     inputs: list[Any] = []
     targets: list[Tensor] = []
     for x, y in loader:

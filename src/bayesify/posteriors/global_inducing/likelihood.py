@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesify.maths.constraints import tril
 from bayesify.maths.gamma import widened
 from bayesify.maths.torch_versions import cpu_float32_precisions
+from bayesify.posteriors.common.base import Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
@@ -44,13 +45,7 @@ class PriorScale:
     channel. T is made once, in float64. If the data determine the weights, the gradients of T through the features and
     through the weights cancel, so their sum must be computed in float64.
 
-    Args:
-        prior: Scales of S draws, or scales that all draws share.
-        layers: The layers.
-        num_draws: Number of draws S.
-
-    Attributes:
-        batched: Scales and factors that differ between draws, [S, ...] each, by key.
+    `batched` holds the scales and factors of the prior that differ between draws, [S, ...] each, by key.
     """
 
     def __init__(self, prior: PriorDraw, layers: Sequence[Layer], num_draws: int) -> None:
@@ -94,8 +89,10 @@ class PriorScale:
     def _times(self, layer: Layer, rows: Tensor, transposed: bool) -> Tensor:
         stds = [self.fixed[f"std {weight.name}"] for weight in layer.weights]
         factors: list[Any] = [self.fixed.get(f"factor {weight.name}") for weight in layer.weights]
-        if all(factor is None for factor in factors) and _alike(stds):
-            return rows * stds[0]
+        first = stds[0]
+        alike = (std is first or (isinstance(std, float) and isinstance(first, float) and std == first) for std in stds)
+        if all(factor is None for factor in factors) and all(alike):
+            return rows * first
         if any(factor is not None and factor.is_cuda and factor.ndim == 2 for factor in factors):
             matrix = self._matrix(layer, stds, factors)  # few large operations instead of many small ones
             return rows.to(matrix.dtype) @ (matrix.mT if transposed else matrix)
@@ -122,23 +119,17 @@ class PriorScale:
         return self.made[layer.name]
 
 
-def _alike(stds: Sequence[float | Tensor]) -> bool:
-    first = stds[0]
-    return all(std is first or (isinstance(std, float) and isinstance(first, float) and std == first) for std in stds)
+def typical_scale(posterior: Posterior) -> PriorScale:
+    """The scale of a posterior's own prior. If the prior draws its scales, they are at their means."""
+    assert posterior.bound_prior is not None
+    return PriorScale(posterior.bound_prior, posterior.layers, 1).first()
 
 
 class HalfPrecision:
     r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, which has length M.
 
-    For a full $\Lambda = C C^\top$, this is the product with $C^\top$.
-
-    Args:
-        log_diagonal: Logarithms of the diagonal of a diagonal $\Lambda$, [M].
-        lower: Strictly lower entries of C, packed, for a full $\Lambda$.
-        raw_diagonal: Diagonal of C before softplus, [M], for a full $\Lambda$.
-
-    Attributes:
-        numbers: Square roots of the diagonal of a diagonal $\Lambda$, [M]; `None` for a full $\Lambda$.
+    A diagonal $\Lambda$ has `log_diagonal` [M] and its square roots `numbers` [M]. For a full $\Lambda = C C^\top$, this
+    is the product with $C^\top$; C has the packed, strictly lower entries `lower` and, before softplus, `raw_diagonal` [M].
     """
 
     def __init__(

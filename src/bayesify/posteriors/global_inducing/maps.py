@@ -17,15 +17,11 @@ from bayesify.weights.catalog import Layer
 
 @dataclass(frozen=True)
 class LinearMap:
-    r"""One layer `[W b]` of a network as a regression from the layer's input to pseudo-outputs.
-
-    Args:
-        layer: The layer's weights.
-        hooked: Name of the module whose call reveals the layer's input.
-    """
+    """One layer `[W b]` of a network as a regression from the layer's input to pseudo-outputs."""
 
     layer: Layer
     hooked: str
+    """Name of the module whose call reveals the layer's input."""
     features_axis: ClassVar[int] = -1
     """The axis of the pseudo-outputs along which the layer's outputs lie."""
     costly: ClassVar[bool] = False

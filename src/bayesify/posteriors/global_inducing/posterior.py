@@ -28,6 +28,7 @@ from bayesify.posteriors.global_inducing.likelihood import (
     HalfPrecision,
     PriorScale,
     exact_float32,
+    typical_scale,
 )
 from bayesify.posteriors.global_inducing.maps import LinearMap
 from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
@@ -406,11 +407,7 @@ class GlobalInducing(Posterior):
                 return next(self.parameters()).new_zeros(1, entry.layer.cols, entry.layer.rows)
             return problem.solve().mean
 
-        return self._walk_at_means(others, self._typical(), step)
-
-    def _typical(self) -> PriorScale:
-        assert self.bound_prior is not None
-        return PriorScale(self.bound_prior, self.layers, 1).first()
+        return self._walk_at_means(others, typical_scale(self), step)
 
     def _walk_at_means(self, others: Mapping[str, Tensor], scale: PriorScale, step: Step) -> dict[str, Tensor]:
         runner = self._bound_runner
@@ -420,7 +417,7 @@ class GlobalInducing(Posterior):
         """Each layer's variances if the earlier layers are at their means. Marginal variances are larger and have no
         closed form."""
         found: dict[str, Tensor] = {}
-        scale = self._typical()
+        scale = typical_scale(self)
 
         def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             layer = entry.layer

@@ -33,12 +33,9 @@ examples. The limit is far above rounding errors."""
 def trace(
     runner: Runner, layers: Sequence[Layer], arguments: Arguments, values: Mapping[str, Tensor]
 ) -> list[tuple[LinearMap, Tensor]]:
-    """Layers in the order of their calls, each with its outputs for the inducing inputs under the network's own weights.
-
-    Raises:
-        ValueError: If a layer is not a linear map or is not called, if the examples are not along the first axis, or if
-            the network mixes examples.
-    """
+    """Layers in the order of their calls, each with its outputs for the inducing inputs under the network's own
+    weights. Raises `ValueError` if a layer is not a linear map or is not called, if the examples are not along the
+    first axis, or if the network mixes examples."""
     maps = [find_map(runner.network, layer) for layer in layers]
     for entry in maps:
         _check_ties(runner.network, entry)
@@ -69,11 +66,7 @@ def trace(
 
 
 def find_map(network: nn.Module, layer: Layer) -> LinearMap:
-    """The linear map that belongs to a layer.
-
-    Raises:
-        ValueError: If the layer is not a linear map, or if its input is not visible from outside.
-    """
+    """The linear map that belongs to a layer; `ValueError` if there is none, or its input is not visible from outside."""
     weight = layer.weights[0]
     module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
     above, _, name = path.rpartition(".")
@@ -142,9 +135,7 @@ def _check_apart(
     for entry in maps:
         for whole, part in zip(seen[entry.layer.name], alone[entry.layer.name], strict=True):
             kept = whole[:some].double()
-            if part.shape[1:] != whole.shape[1:] or float((part[:some] - kept).abs().max()) > TOLERANCE * float(
-                kept.abs().max()
-            ):
+            if part.shape[1:] != whole.shape[1:] or (part[:some] - kept).abs().max() > TOLERANCE * kept.abs().max():
                 raise ValueError(
                     f"{OWNER}: the input of {entry.layer.name} for an example depends on the other examples; use a network that "
                     "does not mix examples (GroupNorm instead of batch statistics), or give this layer another posterior"
@@ -163,12 +154,7 @@ def _check_ties(network: nn.Module, entry: LinearMap) -> None:
 
 
 def check_targets(targets: Any) -> Tensor | None:
-    """Initial pseudo-outputs of the last layer, detached and copied.
-
-    Raises:
-        ValueError: If the targets are not a tensor or sequence of numbers, if they are empty, or if a target is not
-            finite.
-    """
+    """Initial pseudo-outputs of the last layer, detached and copied. They must be finite numbers."""
     if targets is None:
         return None
     try:
@@ -185,11 +171,7 @@ def check_targets(targets: Any) -> Tensor | None:
 
 
 def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Targets as pseudo-outputs of the last layer: labels become one-hot rows, numbers stay unchanged.
-
-    Raises:
-        ValueError: If the targets do not match the layer's outputs.
-    """
+    """Targets as pseudo-outputs of the last layer: labels become one-hot rows, numbers stay unchanged."""
     axis = last.features_axis % len(shape)
     width, rest = shape[axis], shape[:axis] + shape[axis + 1 :]
     name = last.layer.name or "(the network)"

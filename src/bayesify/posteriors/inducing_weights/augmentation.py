@@ -21,11 +21,8 @@ INIT_D = 1e-3
 class Augmentation(nn.Module):
     r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices, which are augmented with inducing matrices of the same size.
 
-    Args:
-        z_row: Initial $Z_r$ of each group of equal-sized matrices, [G, M_r, d_out].
-        z_col: Initial $Z_c$ of each group, [G, M_c, d_in].
-        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate, and $\lambda$ is not a parameter.
-        start: Initial $\lambda$ of each matrix, reduced to at most half of `max_lambda`.
+    Each group of equal-sized matrices starts at $Z_r$ [G, M_r, d_out] and $Z_c$ [G, M_c, d_in], and each $\lambda$ at
+    `start`, but at most at half of `max_lambda`. With a `max_lambda` of 0, W given U is a point estimate.
     """
 
     def __init__(
@@ -71,17 +68,14 @@ class Augmentation(nn.Module):
     def conditional_kl(self, num_data: int | None = None) -> Tensor | float:
         r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; 0 if $\lambda$ is 0.
 
-        Args:
-            num_data: Number of examples N, for $\beta_l = \min(1, N / d_{in})$ (eq. 45). By default $\beta_l$ is 1.
+        With N examples, $\beta_l = \min(1, N / d_{in})$ (eq. 45). By default $\beta_l$ is 1.
         """
         scale = self.scale()
         if scale is None:
             return 0.0
         sizes = self.sizes
         if num_data is not None:
-            sizes = sizes * torch.tensor(
-                [min(1.0, num_data / d_in) for _, d_in in self.shapes], dtype=sizes.dtype, device=sizes.device
-            )
+            sizes = sizes * sizes.new_tensor([min(1.0, num_data / d_in) for _, d_in in self.shapes])
         return standard_kl(scale, counts=sizes)
 
 

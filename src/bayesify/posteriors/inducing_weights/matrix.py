@@ -23,10 +23,6 @@ class InducingMatrix(nn.Module):
 
     If U is stored whitened, $p(U) = \mathcal{MN}(0, I, I)$. Otherwise $p(U) = \mathcal{MN}(0, \Psi_r, \Psi_c)$, and a draw is
     whitened by $L_r^{-1} U L_c^{-\top}$ before use.
-
-    Args:
-        mean: Initial means, [G, M_r, M_c].
-        whiten: Whether U is stored whitened.
     """
 
     name: ClassVar[str]
@@ -71,9 +67,7 @@ class InducingMatrix(nn.Module):
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
         """Draws of U in the form in which U is stored, [G, S, M_r, M_c].
 
-        Args:
-            noise: Standard normal noise, [G, S, *noise_shape()].
-            members: For a mixture, the index of the member that each draw uses, [S].
+        The noise is standard normal, [G, S, *noise_shape()]. In a mixture, each draw uses one of the `members`, [S].
         """
 
     @abstractmethod
@@ -241,11 +235,9 @@ class MatrixNormalMatrix(InducingMatrix):
 
 
 class FullMatrix(InducingMatrix):
-    r"""One dense Gaussian over the entries of U, row-major (FCG-U): $q(\operatorname{vec} U) = \mathcal{N}(m, T T^\top)$.
-
-    Raises:
-        ValueError: If U has more than 2,048 entries. The factor T alone would then take at least 8 MiB per matrix.
-    """
+    r"""One dense Gaussian over the entries of U, row-major (FCG-U): $q(\operatorname{vec} U) = \mathcal{N}(m, T
+    T^\top)$. Raises `ValueError` if U has more than 2,048 entries. The factor T alone would then take at least 8 MiB
+    per matrix."""
 
     name = "full"
 

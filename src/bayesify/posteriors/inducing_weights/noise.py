@@ -28,10 +28,7 @@ class NoiseShapes:
     columns. The columns of E then follow the order of the weights in memory. A drawing kernel can therefore generate
     each number itself when it needs this number.
 
-    Args:
-        families: q(U) of each block.
-        factors: Factors of each block; empty if W equals its mean given U.
-        cols: Largest number of columns of U. $E_3$ has room for this many columns.
+    `factors` are empty if W equals its mean given U. $E_3$ has room for `cols` columns, the largest number in any U.
 
     Attributes:
         own: Shape of the noise for U of each family.
@@ -55,8 +52,8 @@ class NoiseShapes:
         self.pairs = [list(zip(block[1::2], block[2::2], strict=True)) for block in blocks]
         self.thin = 0
         if request.noise.by_kernel(like):
-            self.thin = _whole_fours(cols)
-            self.large = [(*wide[:-1], self.thin + _whole_fours(wide[-1])) for wide in self.large[::2]]
+            self.thin = -(-cols // 4) * 4
+            self.large = [(*wide[:-1], self.thin + -(-wide[-1] // 4) * 4) for wide in self.large[::2]]
 
     def starts(self, request: DrawRequest) -> list[int]:
         """Start of each group's noise in the stream of random numbers."""
@@ -91,11 +88,6 @@ class NoiseShapes:
                     second = next(made)
                 block += [first, second]
         return own, found or [[] for _ in blocks]
-
-
-def _whole_fours(count: int) -> int:
-    """The next multiple of four."""
-    return -(-count // 4) * 4
 
 
 def _gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) -> Tensor:
