@@ -8,9 +8,8 @@ import torch
 from scipy import stats
 
 from bayesify.compare.explanation import importance
-from bayesify.compare.paired import adjusted, paired_difference
 from bayesify.compare.scores import NUM_POINTS, score_classification, score_regression
-from bayesify.compare.summary import Column, MethodRow, cell, show, significant
+from bayesify.compare.summary import Column, MethodRow, adjusted, cell, paired_difference, show, significant
 from bayesify.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from bayesify.predictive.base import Outputs
 from bayesify.serving.plots import _label as axis_label

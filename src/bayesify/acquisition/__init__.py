@@ -1,8 +1,7 @@
 """Active learning: scores that say which examples to label, batches chosen by joint entropy, and a loop over a pool."""
 
-from bayesify.acquisition.batches import batch_bald
 from bayesify.acquisition.pool import PoolRun, at_random, by_batch_bald, by_score, label_pool
-from bayesify.acquisition.scores import bald, epistemic, expected_improvement
+from bayesify.acquisition.scores import bald, batch_bald, epistemic, expected_improvement
 
 __all__ = [
     "PoolRun",

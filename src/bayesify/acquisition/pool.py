@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.acquisition.batches import batch_bald
+from bayesify.acquisition.scores import batch_bald
 from bayesify.arguments.checks import Count, CountOrZero, Seed, checked, shown
 from bayesify.predictor import Drawable, Predictor
 from bayesify.storage import tensor_files

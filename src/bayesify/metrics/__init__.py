@@ -1,8 +1,7 @@
 """Metrics of a prediction: scores, calibration, ranking by uncertainty, rejection."""
 
 from bayesify.metrics.calibration import CalibrationCurve, ReliabilityDiagram, calibration_curve, reliability
-from bayesify.metrics.ranking import ood
-from bayesify.metrics.rejection import RejectionCurve, rejection_curve
+from bayesify.metrics.ranking import RejectionCurve, ood, rejection_curve
 from bayesify.metrics.scores import brier, evaluate
 
 __all__ = [

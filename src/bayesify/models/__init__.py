@@ -2,8 +2,7 @@
 
 from bayesify.models.alexnet import AlexNet, alexnet
 from bayesify.models.mlp import mlp
-from bayesify.models.narrow_resnet import narrow_resnet
-from bayesify.models.resnet import ResNet, resnet18, resnet34, resnet50
+from bayesify.models.resnet import ResNet, narrow_resnet, resnet18, resnet34, resnet50
 from bayesify.models.vgg import VGG16, vgg16
 
 __all__ = ["VGG16", "AlexNet", "ResNet", "alexnet", "mlp", "narrow_resnet", "resnet18", "resnet34", "resnet50", "vgg16"]

@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016) with a stem for 32-pixel images or for ImageNet."""
+"""Residual networks (He et al. 2016), with a stem for 32-pixel images or for ImageNet, and a narrow one without normalization."""
 
 from __future__ import annotations
 
@@ -139,3 +139,50 @@ def resnet34(variant: Variant = "cifar", num_classes: Count = 10, in_channels: C
 def resnet50(variant: Variant = "cifar", num_classes: Count = 10, in_channels: Count = 3, width: Count = 64) -> ResNet:
     """ResNet-50; 23,520,842 parameters for CIFAR-10. See `ResNet` for the arguments."""
     return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, variant, in_channels, width)
+
+
+class _NarrowBlock(nn.Module):
+    """Two convolutions, each followed by a ReLU, and a shortcut in parallel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        change: Tensor = self.relu(self.conv2(self.relu(self.conv1(x))))
+        return x + change
+
+
+class _Pool(nn.Module):
+    """Means of 2 x 2 positions, instead of `nn.AvgPool2d(2)`, whose gradient is slower on a GPU than a convolution's gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.movedim(-3, -1)
+        height, width = (size - size % 2 for size in x.shape[-2:])
+        pairs: Tensor = rows[..., :height, :width, :].unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))
+        return pairs.mean((-4, -2)).movedim(-1, -3)
+
+
+@checked
+def narrow_resnet(num_classes: Count = 10, in_channels: Count = 3, width: Count = 32) -> nn.Sequential:
+    """A network with the layers conv, ReLU, block, pool, block, pool, block, average, linear (Ober & Aitchison 2021, section 3.4).
+
+    Args:
+        num_classes: Number of outputs.
+        in_channels: Number of channels of the images.
+        width: Number of channels in all layers; 32 in the paper.
+    """
+    return nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, padding=1),
+        nn.ReLU(),
+        _NarrowBlock(width),
+        _Pool(),
+        _NarrowBlock(width),
+        _Pool(),
+        _NarrowBlock(width),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, num_classes),
+    )
