@@ -2,12 +2,12 @@
 # # A Bayesian LoRA adapter
 #
 # A low-rank adapter that is trained on few examples is overconfident on new examples.
-# `bayesianize_lora` puts a posterior over the adapter's matrices A and B. It does not
-# change the base model. `bayesianize_lora` finds the matrices by their names, `lora_A`
-# and `lora_B`. It works with adapters of [peft](https://huggingface.co/docs/peft) and
-# with your own. This notebook defines its own adapter. The base model is a small
-# transformer that reads scikit-learn's digits row by row, so nothing has to be
-# downloaded.
+# `bayesianize_lora` puts a posterior over the adapter's matrices A and B. The base
+# model does not change. `bayesianize_lora` finds the matrices by their names, `lora_A`
+# and `lora_B`. The function works with adapters of
+# [peft](https://huggingface.co/docs/peft) and with your own. This notebook defines its
+# own adapter. The base model is a small transformer that reads scikit-learn's digits
+# row by row, so nothing has to be downloaded.
 
 # %%
 import torch
@@ -67,8 +67,8 @@ base.requires_grad_(False)
 # %% [markdown]
 # ## A plain adapter
 #
-# The adapter has low-rank updates of four linear maps. It learns the digits 5 to 9 from
-# 60 labeled images.
+# The adapter has low-rank updates of four linear maps. The adapter learns the digits 5
+# to 9 from 60 labeled images.
 
 
 # %%

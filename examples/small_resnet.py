@@ -27,8 +27,8 @@ loader = DataLoader(TensorDataset(x[train], y[train]), batch_size=50, shuffle=Tr
 # %% [markdown]
 # ## The network
 #
-# The network is an ordinary module. It has two residual blocks with batch normalization
-# and 16 channels.
+# The network is an ordinary module. The network has two residual blocks with batch
+# normalization and 16 channels.
 
 
 # %%

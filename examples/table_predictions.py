@@ -3,8 +3,8 @@
 #
 # The diabetes data of scikit-learn contain ten measurements of 442 patients, and the
 # progression of the disease after a year. `BayesianRegressor` takes the data frame as
-# it is, and chooses a distribution for the target. It calibrates its intervals on rows
-# that it holds out.
+# it is, and chooses a distribution for the target. `BayesianRegressor` calibrates its
+# intervals on held-out rows.
 
 # %%
 import numpy as np

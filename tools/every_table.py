@@ -42,8 +42,8 @@ hide: [navigation, toc]
 *For readers who check our reproduction number by number.* Each cell has our number ± its standard error, and in parentheses
 the published number ± its spread. Our number is rounded to the decimals that the paper prints.
 
-- A **bold** number meets the published one or is better. It is worse than the published number by at most the published spread,
-  or by at most 1 % if the paper prints no spread.
+- A **bold** number meets the published one or is better. A number meets the published one if it is worse by at most the published
+  spread, or by at most 1 % if the paper prints no spread.
 - The sign **≈** means that our number agrees with the published one: it is within the spread in either direction. Counts must be
   equal.
 - The sign `–` means that we did not run the cell.
@@ -53,8 +53,8 @@ the published number ± its spread. Our number is rounded to the decimals that t
 The text below the tables also says why cells are missing or not met, and gives the command of the first cell. Each remark begins
 with the names of the cells that it is about, in bold. The claims of the papers have [their own page](claims.md).
 
-`python -m tools.every_table` writes this page from `papers/tables.json`. This file has the command, the date, the hardware and the
-number of seeds of each number. `bayesify reproduce --status` prints a summary of it. The pages of the papers describe the runs, and
+`python -m tools.every_table` writes this page from `papers/tables.json`. The file `tables.json` has the command, the date, the
+hardware and the number of seeds of each number. `bayesify reproduce --status` prints a summary of this file. The pages of the papers describe the runs, and
 the rows on which each choice was made.
 """
 CLAIMS_INTRO = """# Claims of the papers
