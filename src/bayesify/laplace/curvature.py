@@ -272,11 +272,18 @@ class Pieces:
         total = len(dataset) if hasattr(dataset, "__len__") else None
         if self.num_examples is not None:
             total = min(self.num_examples, total or self.num_examples)
-        columns = ("{task.description}", "bar", "percent", "left")
-        with Display(*columns, show=show, total=total, transient=False, description=title) as bar:
-            if bar.shown:
-                self.progress = lambda count: bar.update(advance=count)
+        with show_progress(title, total, show) as self.progress:
             yield
+
+
+@contextmanager
+def show_progress(
+    title: str, total: int | None, show: bool, *, transient: bool = False
+) -> Iterator[Callable[[int], None] | None]:
+    """A bar on the terminal, as a function that takes the number of newly finished steps; `None` if there is no bar."""
+    columns = ("{task.description}", "bar", "percent", "left")
+    with Display(*columns, show=show, total=total, transient=transient, description=title) as bar:
+        yield (lambda count: bar.update(advance=count)) if bar.shown else None
 
 
 class FeaturesEnd(Exception):

@@ -7,7 +7,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -45,6 +45,7 @@ from bayesify.laplace.curvature import (
     Pieces,
     Structure,
     first_batch,
+    show_progress,
     sum_over_processes,
 )
 from bayesify.laplace.last_layer import last_layer_curvature, layer_of
@@ -100,7 +101,6 @@ from bayesify.running.inputs_and_outputs import (
 )
 from bayesify.running.last_layer import last_layer, output_gain
 from bayesify.running.memory import in_words, parse_bytes
-from bayesify.running.progress import Display
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, cut, parse_batch, total_count
@@ -441,14 +441,9 @@ class Laplace(Drawable):
             with torch.enable_grad():
                 outputs = select_output(self._runner.call(given, *checked_inputs(batch.x)), self.output)
                 log_prob = self.likelihood.log_prob(outputs, batch.y, has_draws=False)
-                found = torch.autograd.grad(
-                    batch.counts.to(log_prob) @ log_prob, list(given.values()), allow_unused=True
-                )
-            gradients = {
-                name: torch.zeros_like(value) if own is None else own
-                for (name, value), own in zip(given.items(), found, strict=True)
-            }
-            total += subset.take(gradients)
+                score = batch.counts.to(log_prob) @ log_prob
+                found = torch.autograd.grad(score, list(given.values()), allow_unused=True, materialize_grads=True)
+            total += subset.take(dict(zip(given, found, strict=True)))
         return sum_over_processes(total).to(self.dtype)
 
     def _linear_model(self, examples: Examples, noise: float, loss: float) -> LinearModel:
@@ -529,16 +524,17 @@ class Laplace(Drawable):
 
     def _check_memory(self, size: int) -> None:
         """Raise `ValueError` if a covariance over `size` weights does not fit into the memory budget."""
-        structure: Structure = "kronecker" if self.covariance == "sampled" else self.covariance
-        taken = self.sampling.count_bytes(size, self.dtype) if self.covariance == "sampled" else 0
-        if self.covariance == "sampled" and self.sampling.stays_on_host(size) and taken <= self.memory:
+        if self.covariance != "sampled":
+            check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
             return
+        taken = self.sampling.count_bytes(size, self.dtype)
         if taken > self.memory:
             raise ValueError(
                 f"Laplace: {self.sampling.num_draws} draws of {size:,} weights take {in_words(taken)}, more than "
                 f"memory={in_words(self.memory)}; raise memory=, or use Sampled(num_draws=, at_once=) with smaller numbers"
             )
-        check_budget(structure, size, self.weights, self.dtype, self.memory - taken)
+        if not self.sampling.stays_on_host(size):
+            check_budget("kronecker", size, self.weights, self.dtype, self.memory - taken)
 
     def _solve_draws(self, examples: Examples, checkpoint: str | Path | None) -> None:
         """Compute draws from the linearized posterior over the chosen weights; see `Equations`."""
@@ -557,7 +553,9 @@ class Laplace(Drawable):
         announced = self._announce("fit", passes)
         scale, preconditioner = whiten(subset, found, None if prior is None else prior.to(home), self.device)
         found = {} if file is None else {name: value.cpu() for name, value in found.items()}
-        with self._shown_draws(examples.progress or announced) as advance:
+        steps = sampling.steps + 1 if sampling.takes_minibatches else sampling.iterations + 2
+        total = sampling.num_groups(subset.size) * steps
+        with show_progress("draws", total, examples.progress or announced) as advance:
             equations = self._draw_equations(subset, examples, (scale, preconditioner), advance)
             if facts:
                 equations.factor, equations.noise_ratio = facts["factor"], facts["noise_ratio"]
@@ -584,22 +582,12 @@ class Laplace(Drawable):
                 stacklevel=5,
             )
 
-    @contextmanager
-    def _shown_draws(self, show: bool) -> Iterator[Callable[[], None] | None]:
-        """On a terminal, show how many passes over the data are done."""
-        columns, sampling = ("{task.description}", "bar", "percent", "left"), self.sampling
-        assert self.subset is not None
-        steps = sampling.steps + 1 if sampling.takes_minibatches else sampling.iterations + 2
-        total = sampling.num_groups(self.subset.size) * steps
-        with Display(*columns, show=show, total=total, transient=False, description="draws") as bar:
-            yield (lambda: bar.update(advance=1)) if bar.shown else None
-
     def _draw_equations(
         self,
         subset: Subset,
         examples: Examples,
         prior: tuple[Tensor, KroneckerCovariance],
-        advance: Callable[[], None] | None = None,
+        advance: Callable[[int], None] | None = None,
         most: int | None = None,
     ) -> Equations:
         """The equations of the draws over all data. Conjugate gradients use at most `most` examples."""
@@ -699,13 +687,14 @@ class Laplace(Drawable):
 
     def _draws_settings(self, subset: Subset) -> dict[str, Any]:
         """Settings that must be the same in a continued run."""
-        named = {
+        return {
             "draws": asdict(self.sampling),
             "seed": self.seed,
             "weights": subset.size,
             "num_samples": self.num_samples,
+            "network": self.fingerprint(),
+            "prior_precision": self.base_precision,
         }
-        return named | {"network": self.fingerprint(), "prior_precision": self.base_precision}
 
     def _choose_extent(self, candidates: Candidates) -> tuple[str, ...]:
         """Choose all weights or, if the budget requires it, the last layer. Return a remark with the reason; see the
@@ -772,11 +761,7 @@ class Laplace(Drawable):
         factor = gain / variance if gain else 1.0
         return {name: factor * value if name in names else value for name, value in precision.items()}
 
-    def _candidates(
-        self,
-        examples: Examples,
-        last: Callable[[], Sequence[str]],
-    ) -> Candidates:
+    def _candidates(self, examples: Examples, last: Callable[[], Sequence[str]]) -> Candidates:
         """Facts that the selector may use. Facts that need a pass over the data are computed on demand."""
         every = Subset(self.weights, dict.fromkeys(self.weights))
 
@@ -997,10 +982,8 @@ class Laplace(Drawable):
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
         """For each factor on the precision, the loss of training rows, in nats, minus the loss of the network alone."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
-        sums = [
-            count,
-            *(count * value for value in self._densities(batches, [*factors, precisions.POINT_FACTOR], seed)),
-        ]
+        densities = self._densities(batches, [*factors, precisions.POINT_FACTOR], seed)
+        sums = [count, *(count * value for value in densities)]
         found = sum_over_processes(torch.tensor(sums, dtype=torch.float64))
         losses: list[float] = ((found[-1] - found[1:-1]) / found[0]).tolist()
         return losses
@@ -1086,10 +1069,8 @@ class Laplace(Drawable):
         self, mean: Tensor, covariance: Covariance, seed: int, *, same_noise: bool = False, link: Link | None = None
     ) -> Predictive:
         """The predictive distribution for a Gaussian over outputs. The covariance is multiplied by the temperature."""
-        scaled = (
-            covariance.scaled(self.temperature) if isinstance(covariance, Spread) else self.temperature * covariance
-        )
-        axis = self.likelihood.logit_axis(mean.ndim)
+        warm, axis = self.temperature, self.likelihood.logit_axis(mean.ndim)
+        scaled = covariance.scaled(warm) if isinstance(covariance, Spread) else warm * covariance
         gaussian = OutputGaussian(mean, scaled, seed, axis, same_noise=same_noise)
         return self.likelihood.closed_form(gaussian, link or self.link)
 
@@ -1102,11 +1083,9 @@ class Laplace(Drawable):
                 found = list(network.sampled(x, budget, self.seed, [network.posterior]))
         if found is None:
             announced = self._announce("predict", self._exact_passes(x))
-            columns = ("{task.description}", "bar", "percent", "left")
             total = batch_size(*as_inputs(x))
-            with Display(*columns, show=announced, total=total, description="covariance of outputs") as bar:
-                told = replace(network, progress=lambda count: bar.update(advance=count)) if bar.shown else network
-                found = told.gaussians(x, budget, parts=True)
+            with show_progress("covariance of outputs", total, announced, transient=True) as progress:
+                found = replace(network, progress=progress).gaussians(x, budget, parts=True)
         covariances: list[Any] = [parts[0] for _, parts in found]
         first = covariances[0]
         joined = type(first).joined(covariances) if isinstance(first, Spread) else torch.cat(covariances)
@@ -1311,9 +1290,8 @@ class Laplace(Drawable):
         seed = _seed_of(generator)
         if prediction == "closed_form":
             return lambda factors: self._densities(batches, factors, seed)
-        return lambda factors: [
-            self._density_of_draws(batches, factor, prediction, num_draws, seed) for factor in factors
-        ]
+        by_draws = functools.partial(self._density_of_draws, batches, prediction, num_draws, seed)
+        return lambda factors: list(map(by_draws, factors))
 
     def _densities(self, batches: Sequence[Batch], factors: list[float], seed: int) -> list[float]:
         """Weighted mean log predictive densities of some batches, in closed form, for factors on the prior precisions."""
@@ -1341,7 +1319,7 @@ class Laplace(Drawable):
         return (totals / total_count(batches)).tolist()
 
     def _density_of_draws(
-        self, batches: Sequence[Batch], factor: float, prediction: Method, num_draws: int, seed: int
+        self, batches: Sequence[Batch], prediction: Method, num_draws: int, seed: int, factor: float
     ) -> float:
         """The mean log predictive density, estimated from draws, for one factor on the prior precisions."""
         other = copy.copy(self)

@@ -2,7 +2,6 @@ r"""Draws from the linearized posterior over all weights. Each draw solves a per
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import time
@@ -443,7 +442,7 @@ class Equations:
         seed: Seed of the draws.
         factor: Factor c on the prior precision.
         noise_ratio: Gaussian noise variance for which the preconditioner was computed, divided by the current variance.
-        advance: Function that is called after each pass or each step.
+        advance: Function that is called with 1 after each pass or each step.
         minibatch: Largest number of examples in a step of the minibatch solver; `None` for conjugate gradients.
     """
 
@@ -455,7 +454,7 @@ class Equations:
     seed: int
     factor: float = 1.0
     noise_ratio: float = 1.0
-    advance: Callable[[], None] | None = None
+    advance: Callable[[int], None] | None = None
     minibatch: int | None = None
 
     def __post_init__(self) -> None:
@@ -583,12 +582,12 @@ class Equations:
         jacobians, total = self.pieces.jacobians, torch.zeros(())
         for piece, inputs in batch:
             outputs, changes = jacobians.push(*inputs, self.subset.spread(z))
-            vectors = self.num_minibatches * self._hessian(outputs, piece).times(changes)
+            vectors = self.num_minibatches * OutputHessian.of(self.likelihood, outputs, piece).times(changes)
             pulled = self.subset.gather(jacobians.pull(*inputs, vectors)).to(z)
             total = total.add_(pulled) if total.ndim else pulled
         root = self.root.to(z.device)
         if self.advance is not None:
-            self.advance()
+            self.advance(1)
         return total.mul_(root).addcdiv_(z, root, value=self.factor)
 
     def _minibatches(self) -> Iterator[list[tuple[Batch, Inputs]]]:
@@ -629,9 +628,9 @@ class Equations:
         r"""$(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors [g, S], computed in a pass over the data."""
         along = self.root * vectors
 
-        def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
-            found, changes = self._push(along, inputs)
-            return found, self._hessian(found, piece).times(changes)
+        def vectors_at(piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
+            outputs, changes = self._push(along, inputs)
+            return outputs, OutputHessian.of(self.likelihood, outputs, piece).times(changes)
 
         return self._pulled(vectors_at, len(vectors)).add_(vectors, alpha=self.factor)
 
@@ -639,9 +638,9 @@ class Equations:
         r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, [g, S], computed in a pass over the data."""
         generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first + 1) % 2**63)
 
-        def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
-            found = outputs()
-            return found, self._hessian(found, piece).noise(count, generator)
+        def vectors_at(piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
+            outputs = self.pieces.jacobians.run(*inputs)
+            return outputs, OutputHessian.of(self.likelihood, outputs, piece).noise(count, generator)
 
         return self._pulled(vectors_at, count)
 
@@ -650,11 +649,11 @@ class Equations:
         linearized model."""
         slopes = OutputCurvature(self.likelihood, "empirical")
 
-        def vectors_at(outputs: Callable[[], Tensor], piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
-            found, changes = self._push(mean.unsqueeze(0), inputs)
-            hessian = self._hessian(found, piece)
-            slope = slopes.vectors(found, Batch(piece.x, piece.y)).reshape(changes.shape)
-            return found, hessian.times(changes) + hessian.weights * slope
+        def vectors_at(piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
+            outputs, changes = self._push(mean.unsqueeze(0), inputs)
+            hessian = OutputHessian.of(self.likelihood, outputs, piece)
+            slope = slopes.vectors(outputs, Batch(piece.x, piece.y)).reshape(changes.shape)
+            return outputs, hessian.times(changes) + hessian.weights * slope
 
         return self._pulled(vectors_at, 1)
 
@@ -666,24 +665,15 @@ class Equations:
         """
         return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
-    def _hessian(self, outputs: Tensor, piece: Batch) -> OutputHessian:
-        return OutputHessian.of(self.likelihood, outputs, piece)
-
     def prior_noise(self, first: int, count: int) -> Tensor:
         """Standard normal numbers, [g, S], the same in every call."""
         generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first) % 2**63)
         shape = (count, len(self.prior))
         return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=self.device).to(self.prior)
 
-    def _pulled(
-        self, vectors_at: Callable[[Callable[[], Tensor], Batch, Inputs], tuple[Tensor, Tensor]], count: int
-    ) -> Tensor:
-        r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for vectors $v_n$ that a function computes from the outputs of
-        each piece.
-
-        Raises:
-            ValueError: If the loader gives different examples in each pass.
-        """
+    def _pulled(self, vectors_at: Callable[[Batch, Inputs], tuple[Tensor, Tensor]], count: int) -> Tensor:
+        r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for a function that returns the outputs and vectors of each
+        piece."""
         total, data = self.prior.new_zeros(count, len(self.prior)), DataTerm()
         parts = self.subset.split(total)
         jacobians = self.pieces.jacobians
@@ -691,7 +681,7 @@ class Equations:
         for batch in self._epoch(data):
             self.num_minibatches += 1
             for piece, inputs in batch:
-                outputs, vectors = vectors_at(functools.partial(jacobians.run, *inputs), piece, inputs)
+                outputs, vectors = vectors_at(piece, inputs)
                 pulled = jacobians.pull(*inputs, vectors)
                 for name, part in parts.items():
                     part.add_(self.subset.pick(name, pulled.pop(name).flatten(1)).to(part))
@@ -706,7 +696,7 @@ class Equations:
                 "turn these options off"
             )
         if self.advance is not None:
-            self.advance()
+            self.advance(1)
         return total.mul_(self.root)
 
     def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:

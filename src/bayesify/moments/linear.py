@@ -164,7 +164,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
             positions = tuple(axis for axis in range(mean.ndim - 1) if axis != batch)
             per_input = None if weight_variance is None else weight_variance.sum(0)
             together = _own_together(x, mean, batch, positions, per_input, bias_variance)
-            noise = _shared(mean, x, batch, weight_variance, bias_variance, products)
+
+            def arrange(slopes: Tensor) -> Tensor:
+                return slopes.movedim(batch, 0).flatten(1, -2)
+
+            spread = None if weight_variance is None else weight_variance.unsqueeze(0)
+            second = _second(x, weight_variance, F.linear, channels)
+            noise = SharedWeights(lambda: arrange(mean).unsqueeze(1), spread, bias_variance, arrange, products, second)
     passed, doubt = None, EXACT
     if value is not None:
         passed = _passed(value_of(given), weight_mean)
@@ -174,24 +180,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     )
 
 
-def _shared(mean: Tensor, x: Any, batch: int, weight: Tensor | None, bias: Tensor | None, products: float) -> Noise:
-    value = value_of(x) if isinstance(x, Moments) else None
-
-    def inputs() -> Tensor:
-        return mean.movedim(batch, 0).flatten(1, -2).unsqueeze(1)
-
-    def second() -> Spread:
-        assert value is not None
-        assert weight is not None
-        channels = (*tuple(-1 if axis == batch else 0 for axis in range(mean.ndim - 1)), 1)
-        return Spread(F.linear(value.variance, weight), channels, value.together[1], is_rest=True)
-
-    spread = None if weight is None else weight.unsqueeze(0)
-
-    def arrange(slopes: Tensor) -> Tensor:
-        return slopes.movedim(batch, 0).flatten(1, -2)
-
-    return SharedWeights(inputs, spread, bias, arrange, products, None if value is None else second)
+def _second(
+    x: Any, weight: Tensor | None, layer: Callable[..., Tensor], channels: tuple[int, ...]
+) -> Callable[[], Spread] | None:
+    """The noise of random weights that multiplies the noise of their inputs; `None` if either is fixed."""
+    if weight is None or not isinstance(x, Moments):
+        return None
+    value = value_of(x)
+    return lambda: Spread(layer(value.variance, weight), channels, value.together[1], is_rest=True)
 
 
 def _passed(value: Value, weight: Tensor) -> Tensor:
@@ -248,62 +244,29 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
             if weight_variance is not None:
                 per_input = weight_variance.sum(positions).unflatten(0, (groups, -1)).sum(1).flatten()
             together = _own_together(x, mean, 0, positions, per_input, bias_variance)
-            noise = _kernel(
-                mean, x, weight_variance, bias_variance, (stride, padding, dilation, groups), products, layer
+            by_group = None if weight_variance is None else weight_variance.flatten(1).unflatten(0, (groups, -1))
+            noise = SharedWeights(
+                lambda: _patches(mean, weight_mean.shape[2:], stride, padding, dilation, groups),
+                by_group,  # [G, O / G, J]
+                bias_variance,
+                lambda slopes: slopes.flatten(2).mT,
+                products,
+                _second(x, weight_variance, layer, channels),
             )
-        passed = (
-            None if variance is None else _seen(variance, weight_mean, convolve, (stride, padding, dilation, groups))
-        )
-        return _mapped(
-            x,
-            found,
-            spread,
-            passed,
-            channels,
-            noise,
-            lambda change: layer(change, weight_mean),
-            together,
-            products,
-            EXACT if math.prod(weight_mean.shape[2:]) == 1 else ESTIMATED,
-        )
+        geometry = (stride, padding, dilation, groups)
+        passed = None if variance is None else _seen(variance, weight_mean, convolve, geometry)
+        doubt = EXACT if math.prod(weight_mean.shape[2:]) == 1 else ESTIMATED
+
+        def push(change: Tensor) -> Tensor:
+            return layer(change, weight_mean)
+
+        return _mapped(x, found, spread, passed, channels, noise, push, together, products, doubt)
 
     Moments.rule(convolve)(own)
 
 
-def _kernel(
-    mean: Tensor,
-    x: Any,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    geometry: Any,
-    products: float,
-    layer: Callable[..., Tensor],
-) -> Noise:
-    """Noise of a convolution's kernel; all positions share the kernel."""
-    stride, padding, dilation, groups = geometry
-    spread = None if weight is None else weight.flatten(1).unflatten(0, (groups, -1))  # [G, O / G, J]
-    value = value_of(x) if isinstance(x, Moments) else None
-
-    def inputs() -> Tensor:
-        assert weight is not None
-        patches = _patches(mean, weight.shape[2:], stride, padding, dilation)  # [B, P, C, K]
-        found: Tensor = patches.unflatten(2, (groups, -1)).movedim(2, 1).flatten(3)
-        return found
-
-    def second() -> Spread:
-        assert value is not None
-        assert weight is not None
-        channels = (-1, 1, *[0] * (mean.ndim - 2))
-        return Spread(layer(value.variance, weight), channels, value.together[1], is_rest=True)
-
-    def arrange(slopes: Tensor) -> Tensor:
-        return slopes.flatten(2).mT
-
-    return SharedWeights(inputs, spread, bias, arrange, products, None if value is None else second)
-
-
-def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any) -> Tensor:
-    """The input patch at each position of a convolution: [B, P, C, K]."""
+def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
+    """The input patch at each position of a convolution, for each group of channels: [B, G, P, J]."""
     dims = len(kernel)
     strides, dilations = per_axis(stride, dims), per_axis(dilation, dims)
     reach = [step * (size - 1) for step, size in zip(dilations, kernel, strict=True)]
@@ -313,7 +276,9 @@ def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
         sides = [(one, one) for one in per_axis(padding, dims)]
     maps = F.pad(maps, [one for pair in reversed(sides) for one in pair])
     maps = windows(maps, kernel, strides, dilations)
-    return maps.movedim(1, 1 + dims).flatten(1, dims).flatten(3)  # [B, C, *o, *k] before
+    patches = maps.movedim(1, 1 + dims).flatten(1, dims).flatten(3)  # [B, P, C, K]
+    found: Tensor = patches.unflatten(2, (groups, -1)).movedim(2, 1).flatten(3)
+    return found
 
 
 def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:

@@ -160,17 +160,7 @@ def _leaky_relu(x: Moments, negative_slope: float = 0.01, inplace: bool = False)
 
 _BOUNDED = {"hardtanh", "clamp", "clamp_min"}
 _RISING = {
-    "tanh",
-    "sigmoid",
-    "softplus",
-    "elu",
-    "selu",
-    "celu",
-    "logsigmoid",
-    "softsign",
-    "exp",
-    "relu6",
-    "hardsigmoid",
+    *("tanh", "sigmoid", "softplus", "elu", "selu", "celu", "logsigmoid", "softsign", "exp", "relu6", "hardsigmoid")
 }
 _NEARLY_RISING = {"gelu", "silu", "mish", "hardswish"}
 """Functions that decrease only for negative inputs and only by less than 0.4."""
