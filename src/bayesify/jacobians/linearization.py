@@ -62,7 +62,6 @@ class FeatureCost:
     inputs: int  # number of inputs of the layer
     outputs: int  # number of outputs of the network
     positions: int  # number of positions T at which the layer is applied
-    channels: int  # number of rows K of the layer's weight
 
 
 class Jacobians:
@@ -206,8 +205,8 @@ class Jacobians:
                 return None
             # Without derivatives, most activations are freed immediately.
             peak = float(max(4 * counter.largest, counter.bytes // 12))
-            sizes = found.outputs[0].numel(), found.inputs.shape[1], found.channels
-            self._feature_costs[key] = FeatureCost(peak, found.inputs[0].numel(), *sizes)
+            sizes = found.inputs[0].numel(), found.outputs[0].numel(), found.inputs.shape[1]
+            self._feature_costs[key] = FeatureCost(peak, *sizes)
         return self._feature_costs[key]
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

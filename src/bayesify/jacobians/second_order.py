@@ -8,8 +8,7 @@ normalization with running statistics is a product and a sum here; torch's gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,28 +18,13 @@ from torch.overrides import TorchFunctionMode
 SPATIAL_DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
-class Pulling:
-    """Flag that is set while gradients are pulled back to layers. Gradients with respect to weights are then not needed."""
-
-    def __init__(self) -> None:
-        self.on = False
-
-    @contextmanager
-    def now(self) -> Iterator[None]:
-        """Set the flag while gradients are pulled back."""
-        self.on = True
-        try:
-            yield
-        finally:
-            self.on = False
-
-
 class DifferentiableLayers(TorchFunctionMode):
-    """Mode that replaces convolutions and batch normalization by the layers of this module."""
+    """Mode that replaces convolutions and batch normalization by the layers of this module.
 
-    def __init__(self, pulling: Pulling) -> None:
-        super().__init__()
-        self._pulling = pulling
+    While gradients are pulled back to layers, `pulls` is true, and gradients with respect to weights are not computed.
+    """
+
+    pulls = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -71,7 +55,7 @@ class DifferentiableLayers(TorchFunctionMode):
         if isinstance(padding, str) or input.ndim != dims + 2 or not plain:
             return func(input, weight, bias, stride, padding, dilation, groups)
         sizes = [_each(value, dims) for value in (stride, padding, dilation)]
-        return convolve(input, weight, bias, *sizes, groups, self._pulling)
+        return convolve(input, weight, bias, *sizes, groups, self)
 
 
 def _normalize(
@@ -101,11 +85,11 @@ class _Convolution(torch.autograd.Function):
         padding: list[int],
         dilation: list[int],
         groups: int,
-        pulling: Pulling,
+        layers: DifferentiableLayers,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.options = (stride, padding, dilation, groups)
-        ctx.pulling = pulling
+        ctx.layers = layers
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
     @staticmethod
@@ -126,7 +110,7 @@ class _Convolution(torch.autograd.Function):
                 by_x = torch.convolution(g, flipped, None, stride, reach, dilation, False, [0] * len(stride), 1)
             else:
                 by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, missing, groups)
-        if not ctx.pulling.on:
+        if not ctx.layers.pulls:
             if ctx.needs_input_grad[1]:
                 sizes, none = (stride, padding, dilation), [0] * len(stride)
                 wanted = [False, True, False]

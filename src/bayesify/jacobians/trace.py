@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.jacobians.rules import Rule
-from bayesify.jacobians.second_order import DifferentiableLayers, Pulling
+from bayesify.jacobians.second_order import DifferentiableLayers
 from bayesify.maths.gamma import as_float
 from bayesify.running.runner import Runner, SlowVmap, Vmaps
 
@@ -38,11 +38,15 @@ class Trace:
     """Inputs of a network's layers in one pass over a batch, call by call, and the network's outputs [B, ...]."""
 
     def __init__(
-        self, outputs: Tensor, applications: list[Application], differentiable: bool, pulling: Pulling, vmaps: Vmaps
+        self,
+        outputs: Tensor,
+        applications: list[Application],
+        differentiable: bool,
+        layers: DifferentiableLayers,
+        vmaps: Vmaps,
     ) -> None:
-        self.outputs = outputs
-        self._applications = applications
-        self._differentiable, self._pulling, self._vmaps = differentiable, pulling, vmaps
+        self.outputs, self._applications = outputs, applications
+        self._differentiable, self._layers, self._vmaps = differentiable, layers, vmaps
 
     @property
     def taps(self) -> list[Tensor]:
@@ -71,8 +75,11 @@ class Trace:
             return Pulled([])
         if self.direct:
             return Pulled([(self._applications[0], vectors.to(self.outputs.dtype))])
-        with self._pulling.now():
+        self._layers.pulls = True
+        try:
             return self.pulled(self._backward(self.taps, vectors.to(self.outputs.dtype)))
+        finally:
+            self._layers.pulls = False
 
     def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
         """One vector [B, ...] pulled back to the layers and, by automatic differentiation in the same pass, to whole weights."""
@@ -196,7 +203,7 @@ def trace(
     differentiated with respect to the weights. If `lenient`, a call that a rule cannot handle is skipped.
     """
     applications: list[Application] = []
-    pulling = Pulling()
+    layers = DifferentiableLayers()
 
     def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or not args:
@@ -218,6 +225,6 @@ def trace(
         watched = {own.module(module): rule for module, rule in modules.items()}
         for module in watched:
             stack.callback(module.register_forward_hook(watch).remove)
-        stack.enter_context(DifferentiableLayers(pulling))
+        stack.enter_context(layers)
         outputs = call(own)
-    return Trace(outputs, applications, differentiable, pulling, own.decisions().vmaps)
+    return Trace(outputs, applications, differentiable, layers, own.decisions().vmaps)

@@ -123,10 +123,5 @@ class Subset:
 
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole weights by name, [n, *shape], with offsets [n, S] added to the point estimates of the chosen entries."""
-        filled = {}
-        for name, part in self.split(offsets).items():
-            value, index = values[name], self.entries[name]
-            flat = value.reshape(1, -1).expand(len(offsets), -1).to(offsets.dtype)
-            flat = flat + part if index is None else flat.index_add(1, index.to(flat.device), part)
-            filled[name] = flat.reshape(len(offsets), *value.shape).to(value.dtype)
-        return filled
+        moved = self.spread(offsets).items()
+        return {name: (values[name].to(part.dtype) + part).to(values[name].dtype) for name, part in moved}

@@ -117,7 +117,7 @@ class MatheronPlan:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.matrices, self.stacked, self.thin = matrices, stack is not None, thin
+        self.matrices, self.thin = matrices, thin
         self.num_draws, self.antithetic, self.dtype, self.device = num_draws, antithetic, dtype, device
         self.size = max(16, 1 << (max(max(matrix.shape[2:]) for matrix in matrices) - 1).bit_length())
         self.lookups = any(one.lookup for one in matrices)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from bayesify.moments.tensors import (
     channel_covariances,
     channels_last,
     find_batch,
-    in_pieces,
     moments_of,
     nonlinear,
     number_lanes,
@@ -145,8 +143,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
     found = F.linear(mean, weight_mean, bias_mean)
     own = _own(F.linear, mean, variance, weight_variance, bias_variance, found)
     products, pass_ = mean.numel() * len(weight_mean), _pass_of(weight, bias)
-    if pass_ is not None:
-        pass_.plain += products
     value = value_of(x) if isinstance(x, Moments) else None
     mixes = value is not None and value.channels[-1] != 1 and any(flag > 0 for flag in value.channels[:-1])
     if value is not None and mixes:  # the map mixes positions and keeps channels; channels are independent
@@ -235,8 +231,6 @@ def _convolution(convolve: Callable[..., Tensor]) -> None:
         found = layer(mean, weight_mean, bias_mean)
         spread = _own(layer, mean, variance, weight_variance, bias_variance, found)
         products = found.numel() * weight_mean[0].numel()
-        if pass_ is not None:
-            pass_.plain += products
         noise, together = None, mean.new_ones(2, len(mean))
         if weight_variance is not None or bias_variance is not None:
             positions = tuple(range(2, mean.ndim))
@@ -382,16 +376,8 @@ def _layer_norm(x: Moments, shape: Any, weight: Any = None, bias: Any = None, ep
     if dense is not None:
         return _dense_layer_norm(value, dense, weight, bias, eps)
     value = nonlinear(value, "layer normalization")
-    mean, spread = in_pieces(partial(_normalized_channels, weight, bias, eps), value.mean, value.variance)
-    centered = value.mean - value.mean.mean(-1, keepdim=True)
-    moved = value.variance.mean(-1, keepdim=True) * (1 - 1 / value.mean.shape[-1])
-    scale = (centered.square().mean(-1, keepdim=True) + moved + eps).rsqrt()
-    _check_noise("layer normalization", scale, moved)
-
-    def answer(change: Tensor) -> Tensor:
-        return _normalize_change(change, centered * scale, scale, (-1,), weight)
-
-    return units(value.derived(mean, spread, answer, aligned=-1))
+    share = 1 - 1 / shape[0]
+    return _normalize(value, (*value.mean.shape, 1), weight, bias, eps, "layer normalization", share, value.doubt)
 
 
 MAX_DENSE_CHANNELS = 16
@@ -459,14 +445,6 @@ def _second_order(z: Tensor, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (factor * column - along / count).squeeze(-1), gain, rest
 
 
-def _normalize_change(change: Tensor, z: Tensor, scale: Tensor, axes: tuple[int, ...], weight: Tensor | None) -> Tensor:
-    """Change of normalized units z that follows from a change of their inputs: the scaled change, without its mean and its part
-    along z."""
-    change = change - change.mean(axes, keepdim=True)
-    change = (change - z * (z * change).mean(axes, keepdim=True)) * scale
-    return change if weight is None else change * weight
-
-
 @Moments.rule(F.group_norm)
 def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Moments:
     _fixed("group normalization", weight, bias)
@@ -474,44 +452,41 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
     if value.channels != (-1, 1, *[0] * (x.ndim - 2)):
         raise NoRule("group normalization supports only maps [B, C, ...] with random channels")
     shape = (len(value.mean), groups, x.shape[1] // groups, -1)
-    z, spread, scale = _normalized(value.mean.reshape(shape), value.variance.reshape(shape), eps)
-    _check_noise("group normalization", scale, value.variance.reshape(shape).mean((-2, -1), keepdim=True))
-    mean, spread = z.view(x.shape), spread.view(x.shape)
-    per_channel = (-1, *[1] * (x.ndim - 2))
-    by_channel = None if weight is None else weight.view(per_channel)
-    if by_channel is not None:
-        mean, spread = mean * by_channel, spread * by_channel.square()
-
-    def answer(change: Tensor) -> Tensor:
-        moved = _normalize_change(change.reshape(shape), z, scale, (-2, -1), None).view(x.shape)
-        return moved if by_channel is None else moved * by_channel
-
-    mean = mean if bias is None else mean + bias.view(per_channel)
-    return units(value.derived(mean, spread, answer, doubt=max(ESTIMATED, value.doubt), aligned=-1))
+    weight, bias = (None if part is None else part.view(-1, *[1] * (x.ndim - 2)) for part in (weight, bias))
+    return _normalize(value, shape, weight, bias, eps, "group normalization", 1.0, max(ESTIMATED, value.doubt))
 
 
-def _normalized_channels(
-    weight: Tensor | None, bias: Tensor | None, eps: float, mean: Tensor, variance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The mean and variance of units [..., C] after normalization, scale and shift.
+def _normalize(
+    value: Value,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    what: str,
+    share: float,
+    doubt: int,
+) -> Moments:
+    """Units that are normalized over the last two axes of a shape [..., C, P], then scaled and shifted.
 
-    This is the special case of `_normalized` with one position per channel. It needs fewer steps and no square root of
-    a variance.
+    `share` is the share of the units' variance that counts as noise of the normalized units.
     """
-    share = 1 / mean.shape[-1]
-    centered = mean - mean.mean(-1, keepdim=True)
-    moved = share * variance.mean(-1, keepdim=True)
-    scale = centered.square().mean(-1, keepdim=True).add_(moved, alpha=1 / share - 1)
-    scale = scale.add_(eps).rsqrt_()
-    z = centered.mul_(scale)
-    squared = z.square()
-    first, second = (share * (part * variance).mean(-1, keepdim=True) for part in (z, squared))
-    spread = torch.addcmul(moved, z, 2 * first).addcmul_(squared, second)
-    spread.addcmul_(variance, squared.mul_(-2 * share).add_(1 - 2 * share))
-    spread.clamp_min_(0).mul_(scale.square())
-    if weight is not None:
-        z, spread = z.mul_(weight), spread.mul_(weight.square())
-    return z if bias is None else z.add_(bias), spread
+    variance = value.variance.reshape(shape)
+    z, spread, scale = _normalized(value.mean.reshape(shape), variance, eps)
+    _check_noise(what, scale, share * variance.mean((-2, -1), keepdim=True))
+
+    def back(units: Tensor, factor: Tensor | None) -> Tensor:
+        units = units.view(value.mean.shape)
+        return units if factor is None else units * factor
+
+    def push(change: Tensor) -> Tensor:
+        """The scaled change, without its mean and its part along z."""
+        change = change.reshape(shape)
+        change = change - change.mean((-2, -1), keepdim=True)
+        return back((change - z * (z * change).mean((-2, -1), keepdim=True)) * scale, weight)
+
+    mean = back(z, weight)
+    variance = back(spread, None if weight is None else weight.square())
+    return units(value.derived(mean if bias is None else mean + bias, variance, push, doubt=doubt, aligned=-1))
 
 
 def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

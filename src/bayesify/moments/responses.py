@@ -222,7 +222,7 @@ class Plan:
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
         self.nodes: list[Node] = []
         self.noises: dict[int, Noise] = {}
-        self.cost, self.is_whole = 0.0, True
+        self.cost = 0.0
         open_ends = {node.order}
         for at in _walk(node):
             if at.order not in open_ends:  # an ancestor of the value at which the walk ended
@@ -230,7 +230,7 @@ class Plan:
             open_ends.remove(at.order)
             cost = outputs * _cost(at)
             if not open_ends and self.cost + cost > budget and at.total is not None and self.nodes:
-                at, self.is_whole = Node(at.shape, noise=at.total, order=at.order), False
+                at = Node(at.shape, noise=at.total, order=at.order)
             else:
                 self.cost += cost
             self.nodes.append(at)

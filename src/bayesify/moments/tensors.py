@@ -38,7 +38,6 @@ class Pass:
     """State of one pass through the network."""
 
     rows: int = 0  # number of examples
-    plain: float = 0.0  # number of multiplications of the plain network
     used: set[str] = field(default_factory=set)
     units: dict[Any, Value] = field(default_factory=dict)
 
@@ -150,7 +149,6 @@ class Moments(StructuredWeight):
     """
 
     value_: Value | None
-    moments_: tuple[Tensor, Tensor]
     pass_: Pass | None
     name_: str
     family_: list[weakref.ref[Moments]]
