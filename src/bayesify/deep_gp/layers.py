@@ -60,33 +60,22 @@ class Conditional:
 
 
 class Layer(nn.Module):
-    """Base of both kinds of layers: a kernel that all outputs share, and the skip function.
-
-    Args:
-        kernel: Name of the kernel.
-        num_inputs: Number of inputs D.
-        num_outputs: Number of outputs O.
-        skip: Matrix W [D, O] of the mean function `x W`; `None` for a mean of 0.
-        lengthscale: Initial lengthscale; see `Stationary`.
-        amplitude: Initial amplitude; see `Stationary`.
-        jitter: Jitter that is added to the diagonal of K, as a share of the diagonal's mean.
-        place: Index of the layer, for error messages.
-    """
+    """Base of both kinds of layers: a kernel that all outputs share, and the skip function."""
 
     def __init__(
         self,
-        kernel: str,
+        kernel: str,  # name of the kernel
         num_inputs: int,
         num_outputs: int,
         *,
-        skip: Tensor | None,
-        lengthscale: float | None,
-        jitter: float,
-        place: int,
-        amplitude: float = 1.0,
+        skip: Tensor | None,  # matrix W [D, O] of the mean function x W; `None` for a mean of 0
+        lengthscale: float | None,  # initial lengthscale; see `Stationary`
+        jitter: float,  # added to the diagonal of K, as a share of the diagonal's mean
+        place: int,  # index of the layer, for error messages
+        amplitude: float = 1.0,  # initial amplitude
     ) -> None:
         super().__init__()
-        self.num_inputs, self.num_outputs, self.jitter, self.place = num_inputs, num_outputs, jitter, place
+        self.num_outputs, self.jitter, self.place = num_outputs, jitter, place
         self.kernel = make_kernel(kernel, num_inputs, lengthscale, amplitude)
         self.skip_matrix: Tensor | None
         self.register_buffer("skip_matrix", skip)

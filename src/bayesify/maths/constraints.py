@@ -44,8 +44,7 @@ def strict_tril(packed: Tensor, n: int) -> Tensor:
     """Strictly lower triangular matrix [*batch, n, n] from its entries, row by row, [*batch, n (n - 1) / 2]."""
     rows, cols = torch.tril_indices(n, n, -1, device=packed.device)
     flat = packed.new_zeros(*packed.shape[:-1], n * n).index_copy(-1, rows * n + cols, packed)
-    found: Tensor = flat.unflatten(-1, (n, n))
-    return found
+    return torch.unflatten(flat, -1, (n, n))
 
 
 def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:

@@ -43,24 +43,16 @@ class Plan:
     of the stream, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. The table has these columns: the
     positions of mean and log std (in numbers, counted from `base`), the size, the first tile of noise, the number of tiles per
     draw, the first number of the draws, the first number of the gradient, and whether vector loads are possible.
-
-    Args:
-        means: Mean m of each Gaussian, without gaps in memory.
-        log_stds: Log standard deviation log s of each Gaussian, with the same layout.
-        prior_stds: Prior standard deviation $\sigma$ of each Gaussian.
-        num_draws: S.
-        antithetic: Whether every second draw uses the negative noise of the draw before it.
-        dtype: Data type of the draws.
     """
 
     def __init__(
         self,
-        means: Sequence[Tensor],
-        log_stds: Sequence[Tensor],
-        prior_stds: Sequence[float],
+        means: Sequence[Tensor],  # mean m of each Gaussian, without gaps in memory
+        log_stds: Sequence[Tensor],  # log standard deviations log s, with the same layout
+        prior_stds: Sequence[float],  # prior standard deviation of each Gaussian
         num_draws: int,
-        antithetic: bool,
-        dtype: torch.dtype,
+        antithetic: bool,  # whether every second draw uses the negative noise of the draw before it
+        dtype: torch.dtype,  # data type of the draws
     ) -> None:
         sizes = [mean.numel() for mean in means]
         tiles, first = first_tiles(sizes, num_draws, antithetic)

@@ -94,26 +94,16 @@ class MatheronPlan:
     - number of columns of W, first number of the draws of W, distance between rows of W (between columns in a lookup);
     - first number of the draws of b; sizes of a draw of W and of b;
     - first part of the matrix, number of its parts, and whether it is a lookup.
-
-    Args:
-        matrices: All matrices, in groups of equal size.
-        counts: Number of matrices in each group.
-        stack: If the factors form one stack: the numbers of rows, outputs and inputs to which they are padded.
-        thin: Number of columns of $E_3$ in the noise, and of $B_c$ before $A_c$; a multiple of four.
-        num_draws: S.
-        antithetic: Whether every second draw uses the negative noise of the draw before it.
-        dtype: Data type of the draws.
-        device: Device of the draws.
     """
 
     def __init__(
         self,
-        matrices: Sequence[Matrix],
-        counts: Sequence[int],
-        stack: tuple[int, int, int] | None,
-        thin: int,
+        matrices: Sequence[Matrix],  # all matrices, in groups of equal size
+        counts: Sequence[int],  # number of matrices in each group
+        stack: tuple[int, int, int] | None,  # rows, outputs and inputs to which a stack of factors is padded
+        thin: int,  # number of columns of E_3 in the noise, and of B_c before A_c; a multiple of four
         num_draws: int,
-        antithetic: bool,
+        antithetic: bool,  # whether every second draw uses the negative noise of the draw before it
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:

@@ -51,12 +51,12 @@ class Spectra:
 
 
 def correlate(
-    x: Tensor,
-    y: Tensor,
-    own_lags: Sequence[Lag],
-    cross_lags: Sequence[Lag],
-    sizes: Sequence[int],
-    scale: Tensor | None = None,
+    x: Tensor,  # [M, G, C, *n]
+    y: Tensor,  # [M, G, R, *o]
+    own_lags: Sequence[Lag],  # lags between x and x
+    cross_lags: Sequence[Lag],  # lags between x and y
+    sizes: Sequence[int],  # period in each axis, so large that no lag wraps around
+    scale: Tensor | None = None,  # factor by which x and y of each example are multiplied, [M]
 ) -> tuple[Tensor, Tensor, Spectra]:
     r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are 0 outside.
 
@@ -64,16 +64,8 @@ def correlate(
     one product of C x M with M x (C + R) per frequency, for any number of lags. The products are real, few and large,
     and only their left operands are transposed. On some processors these properties matter more than the number of operations.
 
-    Args:
-        x: [M, G, C, *n].
-        y: [M, G, R, *o].
-        own_lags: Lags $\delta$ between x and x.
-        cross_lags: Lags $\delta$ between x and y.
-        sizes: Period in each axis, so large that no lag wraps around.
-        scale: Factor by which x and y of each example are multiplied, [M].
-
-    Returns:
-        The two correlations, [own lags, G, C, C] and [cross lags, G, C, R], and the values for `correlate_gradient`.
+    The results are the two correlations, [own lags, G, C, C] and [cross lags, G, C, R], and the values for
+    `correlate_gradient`.
     """
     period, channels = tuple(sizes), x.shape[2]
     both = _spectrum(x, y, period, scale)
@@ -138,14 +130,12 @@ def _rotate(spectrum: Tensor, real: Tensor, imaginary: Tensor, out: Tensor) -> N
 
 def _wave_sum(waves: Tensor, product: Tensor) -> Tensor:
     """Sum over frequencies, [lags, F] and [F, ...] -> [lags, ...]."""
-    found: Tensor = (waves @ product.flatten(1)).unflatten(1, product.shape[1:])
-    return found
+    return torch.unflatten(waves @ product.flatten(1), 1, product.shape[1:])
 
 
 def _lag_sum(waves: Tensor, values: Tensor) -> Tensor:
     """Sum over lags, [lags, F] and [lags, ...] -> [F, ...]."""
-    found: Tensor = (waves.T @ values.flatten(1)).unflatten(1, values.shape[1:])
-    return found
+    return torch.unflatten(waves.T @ values.flatten(1), 1, values.shape[1:])
 
 
 def fast_size(least: int) -> int:

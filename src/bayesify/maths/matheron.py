@@ -297,8 +297,7 @@ def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, no
 
 def _fold(draws: Tensor, right: Tensor) -> Tensor:
     """[G, S, a, b] @ [G, b, c] -> [G, S, a, c], with one product per matrix for all draws."""
-    found: Tensor = (draws.flatten(1, 2) @ right).unflatten(1, draws.shape[1:3])
-    return found
+    return torch.unflatten(draws.flatten(1, 2) @ right, 1, draws.shape[1:3])
 
 
 def draw_group(

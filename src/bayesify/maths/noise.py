@@ -213,16 +213,12 @@ def _by_table(stream: Any, out: Any) -> None:
     # This call releases Python's lock.
     bits = stream.integers(2**64 - 1, size=(len(out) + 1) // 2, dtype=np.uint64, endpoint=True)
     scaled = bits.view(np.int32)[: len(out)].astype(np.float32)
-    place = _upper_halves(scaled).astype(np.intp)
+    # The sign, the exponent and the first seven mantissa bits are the upper half of a float32 number.
+    place = scaled.view(np.uint16)[1 if np.little_endian else 0 :: 2].astype(np.intp)
     slopes.take(place, out=out, mode="clip")
     np.multiply(out, scaled, out=out)
     starts.take(place, out=scaled, mode="clip")
     np.add(out, scaled, out=out)
-
-
-def _upper_halves(numbers: Any) -> Any:
-    """Sign, exponent and first seven mantissa bits of float32 numbers."""
-    return numbers.view(np.uint16)[1 if np.little_endian else 0 :: 2]
 
 
 @lru_cache(maxsize=1)

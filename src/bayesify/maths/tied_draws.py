@@ -31,30 +31,19 @@ class TiedPlan:
     - first number of the draws of b; sizes of a draw of W and of b;
     - first numbers of the gradients with respect to the mean, the row factors and the column factors;
     - number of row factors, number of column factors.
-
-    Args:
-        means: Mean M of each matrix, [rows, cols].
-        raw_rows: Raw row factors of each matrix, [rows, rank].
-        raw_cols: Raw column factors of each matrix, [cols, rank].
-        outputs: For each matrix, the sizes and strides in the network of W, and of b if there is one.
-        lookups: For each matrix, whether W is an embedding table, whose rows are the columns of the matrix.
-        prior_stds: Prior standard deviations $\sigma$ of W and of b for each matrix.
-        num_draws: S.
-        antithetic: Whether every second draw uses the negative noise of the draw before it.
-        dtype: Data type of the draws.
     """
 
     def __init__(
         self,
-        means: Sequence[Tensor],
-        raw_rows: Sequence[Tensor],
-        raw_cols: Sequence[Tensor],
-        outputs: Sequence[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]],
-        lookups: Sequence[bool],
-        prior_stds: Sequence[Sequence[float]],
+        means: Sequence[Tensor],  # mean M of each matrix, [rows, cols]
+        raw_rows: Sequence[Tensor],  # raw row factors of each matrix, [rows, rank]
+        raw_cols: Sequence[Tensor],  # raw column factors of each matrix, [cols, rank]
+        outputs: Sequence[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]],  # sizes and strides of W and of b
+        lookups: Sequence[bool],  # whether W is an embedding table, whose rows are the columns of the matrix
+        prior_stds: Sequence[Sequence[float]],  # prior standard deviations of W and of b for each matrix
         num_draws: int,
-        antithetic: bool,
-        dtype: torch.dtype,
+        antithetic: bool,  # whether every second draw uses the negative noise of the draw before it
+        dtype: torch.dtype,  # data type of the draws
     ) -> None:
         self.num_draws, self.antithetic, self.dtype = num_draws, antithetic, dtype
         self.device, self.rank = means[0].device, raw_rows[0].shape[1]

@@ -69,8 +69,7 @@ class _Dyadic(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        result: Tensor = _DyadicSums.apply(grads[0])
-        return result
+        return dyadic_sums(grads[0])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], c: Tensor) -> tuple[Tensor, int]:
@@ -91,8 +90,7 @@ class _DyadicSums(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        result: Tensor = _Dyadic.apply(grads[0])
-        return result
+        return dyadic(grads[0])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], matrix: Tensor) -> tuple[Tensor, int]:

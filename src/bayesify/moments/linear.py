@@ -271,8 +271,7 @@ def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
     maps = F.pad(maps, [one for pair in reversed(sides) for one in pair])
     maps = windows(maps, kernel, strides, dilations)
     patches = maps.movedim(1, 1 + dims).flatten(1, dims).flatten(3)  # [B, P, C, K]
-    found: Tensor = patches.unflatten(2, (groups, -1)).movedim(2, 1).flatten(3)
-    return found
+    return torch.unflatten(patches, 2, (groups, -1)).movedim(2, 1).flatten(3)
 
 
 def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:

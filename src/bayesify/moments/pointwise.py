@@ -69,17 +69,16 @@ def _elementwise(
     closed_form: Callable[[Tensor, Tensor], Found] | None,
     count: int,
 ) -> Moments:
+
+    def whole(units: Tensor) -> Tensor:
+        return function(value.at(units))
+
     if value.affine:
         closed = closed_form or (lambda mean, variance: quadrature(mean, variance, function, count))
         found = in_pieces(closed, value.mean, value.variance)
         made = of_root(value, function, found, False)  # type: ignore[arg-type]
-        if value.base is None:
-            return made
-        chain = value.chain
-        assert made.value_ is not None
-        assert chain is not None
-        return units(replace(made.value_, base=value.base, chain=lambda units: function(chain(units))))
-    root, whole = value.root, lambda units: function(value.at(units))
+        return units(replace(value_of(made), base=value.root, chain=whole))
+    root = value.root
     return of_root(root, whole, quadrature(root.mean, root.variance, whole, NUM_POINTS_FOR_KINKS), False)
 
 

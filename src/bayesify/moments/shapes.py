@@ -572,9 +572,7 @@ def _expand(x: Moments, *sizes: Any, **kwargs: Any) -> Moments:
     mean = value.mean.expand(*sizes, **kwargs)
     if mean.shape == value.mean.shape:
         return view(x, value)
-    found = _stretched(value, mean, 1.0, lambda change: change.expand(*sizes, **kwargs))
-    assert found.value_ is not None
-    return view(x, found.value_)
+    return view(x, value_of(_stretched(value, mean, 1.0, lambda change: change.expand(*sizes, **kwargs))))
 
 
 @Moments.rule(Tensor.permute, torch.permute)

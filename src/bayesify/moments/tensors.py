@@ -289,14 +289,13 @@ def view(x: Moments, value: Value) -> Moments:
 def affine(value: Value, function: Callable[[Tensor], Tensor], gain: Any) -> Moments:
     """Apply an elementwise affine function that keeps the shape. `gain` is the factor by which the function multiplies the
     units."""
+
+    def chain(units: Tensor) -> Tensor:
+        return function(value.at(units))
+
+    changes = {"base": value.root, "chain": chain, "affine": value.affine}
     squared = gain.square() if isinstance(gain, Tensor) else gain**2
-    chain = function if value.chain is None else _composed(function, value.chain)
-    made = value.derived(function(value.mean), value.variance * squared, lambda change: change * gain)
-    return units(replace(made, base=value.root, chain=chain, affine=value.affine))
-
-
-def _composed(outer: Callable[[Tensor], Tensor], inner: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda units: outer(inner(units))
+    return units(value.derived(function(value.mean), value.variance * squared, lambda change: change * gain, **changes))
 
 
 MAX_SETTLED_UNITS = 512
