@@ -66,10 +66,8 @@ def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covarian
 def _of_dense(
     gradients: Gradients, uses: Sequence[Use], name: str, variance: Tensor, kind: Covariance, memory: int
 ) -> Iterator[Tensor]:
-    """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight.
-
-    This form is for small weights, for weights with several uses, and for layers that no faster form covers.
-    """
+    """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight. This form is for small
+    weights, for weights with several uses, and for layers that no faster form covers."""
     flat = variance.flatten()
     calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]
     if not calls:
@@ -99,10 +97,8 @@ def _of_dense(
 
 
 def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
-    """Terms of the sum in `output_covariance` for a linear map.
-
-    Shapes: inputs a [B, T, d_in], gradients g [K, B, T, d_out], variances of the weights [d_out, d_in].
-    """
+    """Terms of the sum in `output_covariance` for a linear map with inputs a [B, T, d_in], gradients g [K, B, T, d_out] and
+    variances of the weights [d_out, d_in]."""
     once = a.shape[1] == 1
     if kind == "diagonal" and once:
         yield (g[:, :, 0].square() * (a[:, 0].square() @ variance.T)).sum(-1)

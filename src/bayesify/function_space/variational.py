@@ -284,9 +284,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """A function that computes the KL, and the tensors that get gradients. The function takes the inputs and these
-        tensors.
-        """
+        """A function that computes the KL from inputs and tensors, and these tensors, which get gradients."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 

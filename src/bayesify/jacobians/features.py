@@ -120,10 +120,8 @@ def _places(
     offset: int,
     channel_axis: int,
 ) -> Tensor | None:
-    """For each number that the layer returned, ordered by position and then channel, its flat index in an example's outputs: [T K].
-
-    `None` if the outputs are not exactly the numbers of the layer, each once.
-    """
+    """For each number that the layer returned, ordered by position and then channel, its flat index in an example's outputs,
+    [T K]; `None` if the outputs are not exactly the numbers of the layer, each once."""
     own = _addresses(made, made_stride).movedim(channel_axis if channel_axis < 0 else channel_axis - 1, -1).flatten()
     seen, order = (_addresses(outputs, stride) + offset).flatten().sort()
     at = torch.searchsorted(seen, own).clamp_max(len(seen) - 1)

@@ -41,13 +41,26 @@ class Rule(ABC):
         """The part of the layer's inputs that the derivative needs, [B, ...]."""
         return inputs
 
-    @abstractmethod
     def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
         """Gradient with respect to every entry of the weight or bias called `leaf`: [K, B, *shape]."""
+        return self._bias(as_float(g)) if leaf == "bias" else self._weight(kept, as_float(g))
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         """Gradient with respect to the entries with flat indices `index` [n]: [K, B, n]."""
-        return self.dense(leaf, kept, g).flatten(2)[..., index]
+        if leaf == "bias":
+            return self._bias(as_float(g)).flatten(2)[..., index]
+        return self._columns(kept, as_float(g), index)
+
+    def _bias(self, g: Tensor) -> Tensor:
+        return g.flatten(3).sum(-1)
+
+    @abstractmethod
+    def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
+        """`dense` for the weight."""
+
+    def _columns(self, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
+        """The chosen entries of `_weight`. Subclasses do not compute the other entries."""
+        return self._weight(kept, g).flatten(2)[..., index]
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
         """Inputs [B, T, d_in] and gradients [K, B, T, d_out] of a linear map at T positions; `None` for other layers."""
@@ -68,18 +81,14 @@ class LinearRule(Rule):
         """Inputs with all positions on one axis: [B, T, d_in]."""
         return as_float(inputs).reshape(inputs.shape[0], -1, inputs.shape[-1])
 
-    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Products of gradients and inputs, summed over positions."""
-        g = self._at_positions(g)
-        if leaf == "bias":
-            return g.sum(2)
-        return fold_product(g.movedim(2, -1), kept)
+    def _bias(self, g: Tensor) -> Tensor:
+        return self._at_positions(g).sum(2)
 
-    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """The chosen entries of `dense`, without computing the others."""
+    def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
+        return fold_product(self._at_positions(g).movedim(2, -1), kept)
+
+    def _columns(self, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         g = self._at_positions(g)
-        if leaf == "bias":
-            return g.sum(2)[..., index]
         rows, cols = index // kept.shape[-1], index % kept.shape[-1]
         if kept.shape[1] == 1:
             return g[:, :, 0, rows] * kept[:, 0, cols]
@@ -122,11 +131,8 @@ class ConvRule(Rule):
         shape = (*padded.shape[:2], *module.kernel_size, *sizes)
         return padded.as_strided(shape, (*strides[:2], *windows, *steps), padded.storage_offset())
 
-    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradient with respect to the kernel or the bias, computed for each group as one product of gradients and patches."""
-        g = as_float(g)
-        if leaf == "bias":
-            return g.flatten(3).sum(-1)
+    def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
+        """The gradient, computed for each group as one product of gradients and patches."""
         groups, (kernels, batch) = self.module.groups, g.shape[:2]
         sizes = tuple(g.shape[3:])
         columns = self.patches(kept, sizes).reshape(batch, groups, -1, math.prod(sizes))  # [B, G, c k, P]
@@ -139,11 +145,7 @@ class ConvRule(Rule):
         module = self.module
         return (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
 
-    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """The chosen entries of `dense`, without computing the others."""
-        g = as_float(g)
-        if leaf == "bias":
-            return g.flatten(3).sum(-1)[..., index]
+    def _columns(self, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), index)
 
     def _gather(self, g: Tensor, padded: Tensor, sizes: tuple[int, ...], index: Tensor) -> Tensor:
@@ -183,11 +185,8 @@ class TransposedConvRule(ConvRule):
     def _pad(self, g: Tensor) -> Tensor:
         return F.pad(g, [side for size in reversed(self.module.padding) for side in (size, size)])
 
-    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradient with respect to the kernel or the bias, computed for each group and vector as one product."""
-        g = as_float(g)
-        if leaf == "bias":
-            return g.flatten(3).sum(-1)
+    def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
+        """The gradient, computed for each group and vector as one product."""
         groups, batch, sizes = self.module.groups, kept.shape[0], tuple(kept.shape[2:])
         rows = kept.reshape(batch, groups, -1, math.prod(sizes))  # [B, G, c_in, P]
         found = []
@@ -196,11 +195,7 @@ class TransposedConvRule(ConvRule):
             found.append((rows @ windows.transpose(-1, -2)).reshape(batch, *self._shape))
         return torch.stack(found)
 
-    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """The chosen entries of `dense`, without computing the others."""
-        g = as_float(g)
-        if leaf == "bias":
-            return g.flatten(3).sum(-1)[..., index]
+    def _columns(self, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         found = [
             self._gather(kept.flatten(2).unsqueeze(0), vector, tuple(kept.shape[2:]), index)[0]
             for vector in self._pad(g.flatten(0, 1)).unflatten(0, g.shape[:2])
@@ -219,15 +214,14 @@ class LookupRule(Rule):
             raise ValueError("the rule for embeddings does not support tables that rescale rows or gradients")
         return inputs.reshape(inputs.shape[0], -1)
 
-    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
+    def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
         """Gradients at all positions, added up for each row of the table."""
         g = self.without_padding(kept, g)  # [K, B, T, D]
         table = g.new_zeros(g.shape[0], g.shape[1], self.module.num_embeddings, g.shape[-1])
         index = kept.unsqueeze(-1).expand(g.shape)
         return table.scatter_add(2, index, g)
 
-    def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """The chosen entries of `dense`, without computing the others."""
+    def _columns(self, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         g = self.without_padding(kept, g)
         rows, cols = index // g.shape[-1], index % g.shape[-1]
         parts = []
@@ -263,14 +257,14 @@ class NormRule(Rule):
             return F.layer_norm(x, module.normalized_shape, None, None, module.eps)
         return F.rms_norm(x, module.normalized_shape, None, module.eps)
 
-    def dense(self, leaf: str, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradients summed over the positions that share a scale."""
-        g = as_float(g)
-        product = g if leaf == "bias" else g * kept
+    def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
+        return self._bias(g * kept)
+
+    def _bias(self, g: Tensor) -> Tensor:
+        """Gradients summed over the positions that share a scale or a shift."""
         if isinstance(self.module, (_BatchNorm, nn.GroupNorm)):
-            return product.flatten(3).sum(-1) if product.ndim > 3 else product
-        shape = self.module.normalized_shape
-        return product.reshape(*g.shape[:2], -1, *shape).sum(2)
+            return g.flatten(3).sum(-1) if g.ndim > 3 else g
+        return g.reshape(*g.shape[:2], -1, *self.module.normalized_shape).sum(2)
 
 
 RULES: tuple[type[Rule], ...] = (LinearRule, ConvRule, TransposedConvRule, LookupRule, NormRule)

@@ -353,11 +353,8 @@ class KroneckerCovariance(WeightCovariance):
         return 1 / (self._eigen[part][0] + factor * self.blocks[part].prior)
 
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
-        """Gradients with respect to each independent weight and with respect to each block in its eigenbasis, [B, K, n]
-        each.
-
-        If a layer is applied once per example, its gradients come as two factors instead: inputs [B, d_in] and output
-        gradients [K, B, d_out].
+        """Gradients with respect to each independent weight and each block in its eigenbasis, [B, K, n] each. If a
+        layer is applied once per example, they come as two factors: inputs [B, d_in] and output gradients [K, B, d_out].
         """
         for name in self.diagonal:
             outer = self._outer(gradients, name)
@@ -411,10 +408,7 @@ class KroneckerCovariance(WeightCovariance):
 
     def _last_layer(self, a: Tensor, factors: list[float] | None) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """Inputs of the last layer in the eigenbasis of A, the eigenvectors of G, and for each factor the variances of
-        `[W b]` in both bases.
-
-        For a layer of independent weights, the eigenbasis is the identity.
-        """
+        `[W b]` in both bases. For a layer of independent weights, the eigenbasis is the identity."""
         chosen = factors or [self.factor]
         if self.blocks:
             _, out_vectors, in_vectors = self._eigen[0]

@@ -144,12 +144,15 @@ def _matrices(covariance: Covariance) -> Tensor:
     return covariance.dense() if isinstance(covariance, Spread) else covariance
 
 
-def _parts_of(batch: Batch, found: Iterable[tuple[Tensor, Any]]) -> Iterator[tuple[Batch, Tensor, Any]]:
-    """Pairs of means and covariances, each with the rows of the batch to which the pair belongs."""
-    start = 0
-    for mean, covariances in found:
-        yield batch.rows(slice(start, start + len(mean))), mean, covariances
-        start += len(mean)
+def _parts_of(
+    batches: Iterable[Batch], read: Callable[[Any], Iterable[tuple[Tensor, Any]]]
+) -> Iterator[tuple[Batch, Tensor, Any]]:
+    """Means and covariances that a function of the inputs returns in pieces, with the rows to which they belong."""
+    for batch in batches:
+        start = 0
+        for mean, covariances in read(batch.x):
+            yield batch.rows(slice(start, start + len(mean))), mean, covariances
+            start += len(mean)
 
 
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
@@ -371,11 +374,8 @@ class Laplace(Drawable):
 
     def _check_outputs(self, outputs: Tensor, first: Batch) -> None:
         """Let the likelihood check the targets before any long computation. Warn if outputs are not logits or if
-        numbers look like class labels.
-
-        `outputs` belong to the first two rows of the batch. All targets are checked against the first row of outputs,
-        repeated for the whole batch, so that an error message shows the shapes of the batch.
-        """
+        numbers look like class labels. All targets are checked against the first row of outputs, repeated for the whole
+        batch, so that an error message shows the shapes of the batch."""
         every = outputs[:1].expand(batch_size(*checked_inputs(first.x)), *outputs.shape[1:])
         self.likelihood.log_prob(every, first.y, has_draws=False)
         labels = labels_as_numbers(self.likelihood, [first.y])
@@ -416,17 +416,15 @@ class Laplace(Drawable):
         training, ratio = model.training_penalty()
         rows = LeftOutRows(model.penalties())
         factors = [penalty / noise for penalty in (training, *rows.penalties)]
-        network = self._linearized()
-        for batch in batches:
-            found = network.gaussians(batch.x, self.memory, factors)
-            for part, outputs, covariances in _parts_of(batch, found):
-                residuals = math.sqrt(ratio) * (match_targets(part.y, outputs) - outputs).reshape(len(outputs), -1)
-                counts = part.counts.to(self.device)
-                leverages = (_matrices(one).double() / noise for one in covariances)
-                if self.outputs_per_example > MAX_JOINT_OUTPUTS:
-                    residuals, counts = residuals.reshape(-1, 1), counts.repeat_interleave(self.outputs_per_example)
-                    leverages = (variances_of(one).double().reshape(-1, 1, 1) / noise for one in covariances)
-                rows.add(residuals, next(leverages), leverages, counts)
+        read = functools.partial(self._linearized().gaussians, budget=self.memory, factors=factors)
+        for part, outputs, covariances in _parts_of(batches, read):
+            residuals = math.sqrt(ratio) * (match_targets(part.y, outputs) - outputs).reshape(len(outputs), -1)
+            counts = part.counts.to(self.device)
+            leverages = (_matrices(one).double() / noise for one in covariances)
+            if self.outputs_per_example > MAX_JOINT_OUTPUTS:
+                residuals, counts = residuals.reshape(-1, 1), counts.repeat_interleave(self.outputs_per_example)
+                leverages = (variances_of(one).double().reshape(-1, 1, 1) / noise for one in covariances)
+            rows.add(residuals, next(leverages), leverages, counts)
         rows.sums, rows.count = sum_over_processes(rows.sums), sum_over_processes(rows.count)
         variance, factor = rows.choose(moves=self._default)
         self.set_noise(max(variance, MIN_RELATIVE_NOISE * noise))
@@ -448,8 +446,7 @@ class Laplace(Drawable):
 
     def _linear_model(self, examples: Examples, noise: float, loss: float) -> LinearModel:
         """The linearized network as a least-squares regression. Its squared error, divided by the noise variance, is
-        twice the negative log-likelihood of the linearized network.
-        """
+        twice the negative log-likelihood of the linearized network."""
         subset, posterior = self.fitted()
         assert isinstance(posterior, FullCovariance)
         mean = posterior.prior * subset.take(self.values).to(self.dtype)
@@ -461,12 +458,9 @@ class Laplace(Drawable):
         )
 
     def _widen_noise(self, examples: Examples) -> None:
-        """Raise the noise of a one-layer posterior, because the other layers have memorized part of the rows; see
-        `held_out_ratio`.
-
-        The predictive variance of training rows then equals the squared residual that the whole network is expected to
-        have on new rows.
-        """
+        """Raise the noise of a one-layer posterior, because the other layers have memorized part of the rows (see
+        `held_out_ratio`). The predictive variance of training rows then equals the squared residual that the whole
+        network is expected to have on new rows."""
         if not self._is_one_layer:
             return
         read = examples.all_over(precisions.MAX_SETTLING_ROWS)
@@ -608,10 +602,7 @@ class Laplace(Drawable):
 
     def _find_draws_factor(self, equations: Equations, examples: Examples) -> None:
         """Find the prior precision, and the noise if none was given, by the evidence of at most `MAX_EVIDENCE_EXAMPLES`
-        examples.
-
-        For classes, the precision stays large enough to predict training rows well.
-        """
+        examples. For classes, the precision stays large enough to predict training rows well."""
         subset, few = equations.subset, equations
         if equations.minibatch or self.data.num_data > MAX_EVIDENCE_EXAMPLES:
             prior = equations.prior, equations.preconditioner
@@ -639,18 +630,15 @@ class Laplace(Drawable):
     def _losses_of_draws(
         self, batches: Sequence[Batch], posterior: SampledCovariance, factors: Sequence[float]
     ) -> list[float]:
-        """For each factor on the covariance of the draws, the loss of training rows, in nats, minus the loss of the
-        network alone.
-        """
+        """For each factor on the covariance of the draws, the loss of training rows, in nats, minus the network's own."""
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
-        for batch in (one.to(self.device) for one in batches):
-            found = network.sampled(batch.x, self.memory, self.seed, [posterior])
-            for part, mean, (spread,) in _parts_of(batch, found):
-                for place, factor in enumerate(scales):
-                    made = self._closed_form(mean, spread.scaled(factor / self.temperature), 0, same_noise=True)
-                    totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
+        read = functools.partial(network.sampled, budget=self.memory, seed=self.seed, posteriors=[posterior])
+        for part, mean, (spread,) in _parts_of((batch.to(self.device) for batch in batches), read):
+            for place, factor in enumerate(scales):
+                made = self._closed_form(mean, spread.scaled(factor / self.temperature), 0, same_noise=True)
+                totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
         losses: list[float] = ((totals[-1] - totals[:-1]) / total_count(batches)).tolist()
         return losses
 
@@ -710,12 +698,8 @@ class Laplace(Drawable):
         return (f"last layer, because {whole}",)
 
     def _start_noise(self, examples: Examples, columns: int) -> float | None:
-        """Start the noise variance at the network's mean squared residual, if no noise was given.
-
-        Returns:
-            Variance of the targets around the mean of each column. If the targets are constant, the result is their
-            mean square. If the noise was given, the result is `None`.
-        """
+        """Start the noise variance at the network's mean squared residual. The result is the variance of the targets
+        around the mean of each column, or the mean square of constant targets. It is `None` if the noise was given."""
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return None
         sums = torch.zeros(3 + columns, dtype=torch.float64)
@@ -751,11 +735,8 @@ class Laplace(Drawable):
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
         """The default precision, converted to the unit of the targets. The default of the last layer assumes outputs of
-        variance 1.
-
-        Weights without a number of inputs, such as embeddings, keep their precision, because it follows from their own
-        size, which already reflects the unit.
-        """
+        variance 1. Weights without a number of inputs, such as embeddings, keep their precision, because it follows
+        from their own size, which already reflects the unit."""
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
         factor = gain / variance if gain else 1.0
@@ -808,11 +789,8 @@ class Laplace(Drawable):
         *,
         store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
-        """The curvature of some weights with a given structure, and the data term, from a pass over all examples or
-        over the first examples.
-
-        The curvature of the network's last layer is computed exactly from the layer's inputs; see `last_layer_curvature`.
-        """
+        """The curvature of some weights with a given structure, and the data term, from a pass over all or the first
+        examples. The last layer's curvature is exact and needs only the layer's inputs; see `last_layer_curvature`."""
 
         def read(count: int | None) -> Pieces:
             return Pieces(
@@ -852,9 +830,7 @@ class Laplace(Drawable):
 
     @property
     def _samples_outputs(self) -> bool:
-        """Whether random vectors replace the exact vectors, because there are many outputs and `num_samples` is not
-        `"exact"`.
-        """
+        """Whether random vectors replace the exact vectors, because there are many outputs."""
         return self.outputs_per_example > MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
@@ -963,17 +939,16 @@ class Laplace(Drawable):
         factors = [*precisions.SETTLING_FACTORS[::2], *precisions.WIDE_FACTORS[1:]]
         links: list[Link] = [self._link] if self._link else ["mc", "probit"]
         totals = torch.zeros(len(links), len(factors), dtype=torch.float64)
-        network, seed = self._linearized(), draw_seed(torch.Generator().manual_seed(0), 2**31)
-        for batch in batches:
-            found = network.gaussians(batch.x, self.memory, [model.training_penalty()[0], *factors])
-            for part, outputs, covariances in _parts_of(batch, found):
-                if outputs.ndim != 2:
-                    return
-                spreads = [_matrices(one) for one in covariances]
-                for place, (mean, spread) in enumerate(leave_out(self.likelihood, outputs, part.y, spreads)):
-                    for row, link in enumerate(links):
-                        made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True, link=link)
-                        totals[row, place] += part.counts @ made.log_prob(part.y).cpu().double()
+        seed, penalties = draw_seed(torch.Generator().manual_seed(0), 2**31), [model.training_penalty()[0], *factors]
+        read = functools.partial(self._linearized().gaussians, budget=self.memory, factors=penalties)
+        for part, outputs, covariances in _parts_of(batches, read):
+            if outputs.ndim != 2:
+                return
+            spreads = [_matrices(one) for one in covariances]
+            for place, (mean, spread) in enumerate(leave_out(self.likelihood, outputs, part.y, spreads)):
+                for row, link in enumerate(links):
+                    made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True, link=link)
+                    totals[row, place] += part.counts @ made.log_prob(part.y).cpu().double()
         densities = sum_over_processes(totals)
         better = len(links) > 1 and float(densities[1].max() - densities[0].max()) > MAX_DENSITY_LOSS
         self._found_link = links[int(better)]
@@ -1306,16 +1281,14 @@ class Laplace(Drawable):
         sampled = self._is_sampled(batches[0].x)
         num_passes = 3 * NUM_DIRECTIONS * len(factors) if sampled else self._exact_passes(batches[0].x)
         self._announce("tune_prior_precision", num_passes)
-        for batch in batches:
-            if sampled:
-                others = [posterior.rescaled(factor) for factor in factors]
-                found: Any = network.sampled(batch.x, self.memory, self.seed, others)
-            else:
-                found = network.gaussians(batch.x, self.memory, factors if diagonal else None)
-            for part, mean, covariances in _parts_of(batch, found):
-                for place, covariance in enumerate(covariances):
-                    made = self._closed_form(mean, covariance, seed, same_noise=True)
-                    totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
+        read: Any = functools.partial(network.gaussians, budget=self.memory, factors=factors if diagonal else None)
+        if sampled:
+            others = [posterior.rescaled(factor) for factor in factors]
+            read = functools.partial(network.sampled, budget=self.memory, seed=self.seed, posteriors=others)
+        for part, mean, covariances in _parts_of(batches, read):
+            for place, covariance in enumerate(covariances):
+                made = self._closed_form(mean, covariance, seed, same_noise=True)
+                totals[place] += part.counts @ made.log_prob(part.y).cpu().double()
         return (totals / total_count(batches)).tolist()
 
     def _density_of_draws(

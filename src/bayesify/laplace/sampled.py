@@ -527,8 +527,7 @@ class Equations:
         return self._error(group, left)
 
     def _error(self, group: Group, left: Tensor) -> float:
-        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, with the
-        preconditioner M.
+        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations (preconditioner M).
 
         $r^\top M^{-1} r$ estimates $e^\top (\tilde H + c I) e$ for the error e of the solution u. This quantity bounds the effect
         of e on the outputs. $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
@@ -541,8 +540,7 @@ class Equations:
         return float((left / effect.clamp_min(torch.finfo(left.dtype).tiny)).max().clamp_min(0).sqrt())
 
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
-        r"""Take steps of Nesterov's method for some equations, with the curvature of a minibatch instead of the
-        curvature of all data.
+        r"""Take steps of Nesterov's method for some equations, with the curvature of a minibatch.
 
         The current solution is stored as $z = \delta^{-1/2} u$, so that Jacobian products need no copy. The target is
         computed from all data (Antorán et al. 2023, section 4.2), so that the variance of a step becomes smaller as the
@@ -658,11 +656,8 @@ class Equations:
         return self._pulled(vectors_at, 1)
 
     def _push(self, along: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Outputs and their changes [g, B, ...] along directions [g, S].
-
-        For each piece, the directions are copied from the CPU, and the copy is freed before gradients of the same size
-        are made.
-        """
+        """Outputs and their changes [g, B, ...] along directions [g, S]."""
+        # The directions are copied for each piece, and the copy is freed before gradients of the same size are made.
         return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
     def prior_noise(self, first: int, count: int) -> Tensor:

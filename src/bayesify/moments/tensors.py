@@ -310,12 +310,8 @@ standard deviations by at most 4 %, and one reverse pass per unit would cost as 
 
 
 def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The variances of all units, [B, n], the nonlinear parts of the variances, and the covariances of paired units; see
-    `responses`.
-
-    If two values are given, unit i of the first value is paired with unit i of the second value.
-
-    Returns `None` if there are too many units.
+    """The variances of all units, [B, n], the nonlinear parts of the variances, and the covariances of unit i of the first
+    value with unit i of the second value; see `responses`. The result is `None` if there are too many units.
     """
     shape = values[0].mean.shape
     rows = shape[values[0].batch]
@@ -372,10 +368,8 @@ def _back(flat: Tensor, value: Value) -> Tensor:
 
 
 def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
-    """Two values of the same shape with known variances, and the covariance of each pair of units.
-
-    Returns `None` if there are too many units to compute the variances one by one.
-    """
+    """Two values of the same shape with known variances, and the covariance of each pair of units; `None` if there are too
+    many units to compute the variances one by one."""
     found = _settle(x, y)
     if found is None:
         return None
@@ -399,11 +393,8 @@ channels."""
 
 
 def correlations(value: Value) -> Tensor | None:
-    """For maps [B, C, ...], the correlation of each pair of positions, from linear responses and averaged over some channels: [B,
-    P, P].
-
-    Returns `None` if this is too expensive.
-    """
+    """For maps [B, C, ...], the correlation of each pair of positions, [B, P, P], from linear responses and averaged over some
+    channels; `None` if this is too expensive."""
     rows, count, *sizes = value.mean.shape
     most = max(MIN_COMPARED_CHANNELS, min(MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS // math.prod(sizes)))
     chosen = torch.linspace(0, count - 1, min(count, most)).long().tolist()

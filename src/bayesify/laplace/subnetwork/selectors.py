@@ -98,9 +98,7 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
-    """Selector that chooses a given number or share of the weights. `choose` is a function of the candidates and this
-    number.
-    """
+    """Selector of a given number or share of the weights. `choose` is a function of the candidates and this number."""
 
     def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
