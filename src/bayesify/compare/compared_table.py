@@ -108,9 +108,6 @@ class ComparedTable:
         return replace(found, groups=arrays.get("groups"), times=arrays.get("times"))
 
 
-# -- from files and names ----------------------------------------------------------------------------------------------
-
-
 def read_compared_table(question: Question) -> ComparedTable:
     """Read the file or the data set that a question names."""
     source = read_source(question.data, question.reading)

@@ -60,8 +60,11 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
     finished = len(list((folder / "jobs").glob("*.json")))
     if not finished:
         return
-    known = _read(folder / SETTINGS)
-    if known is None:
+    try:
+        known = json.loads((folder / SETTINGS).read_text())
+    except (OSError, ValueError, RecursionError):
+        known = None
+    if not isinstance(known, dict):
         raise InputError(
             f"{folder}: the folder has {finished} finished runs, but their settings are unknown because {SETTINGS} is "
             "missing or damaged; delete the folder, or choose another folder with --out"
@@ -86,14 +89,6 @@ def _other(key: str, known: Any, wanted: Any) -> str:
     if key == "quick":
         return "--quick" if known else "full training, without --quick"
     return f"{key if key == 'format' else f'--{key}'} {known} instead of {wanted}"
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def drop_failed(folder: Path) -> None:

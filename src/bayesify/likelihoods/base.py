@@ -203,6 +203,7 @@ class NumberLikelihood(Likelihood):
     """Description of the outputs of one target, as text."""
     family: Family
     """The distribution of one number."""
+    _beta: float = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,6 +246,18 @@ class NumberLikelihood(Likelihood):
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log-density, or log-probability, of each entry."""
         return self.family.log_density(y, *self.components(outputs))
+
+    def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The log-density. If the network predicts the spread, its gradients are weighted; see `HeteroscedasticGaussian`."""
+        location, *rest = self.components(outputs)
+        density = self.family.log_density(y, location, *rest)
+        if not self._beta or self.outputs_per_target == 1:
+            return density
+        shared, fixed = self._stored("noise").to(location), density.detach()
+        weight = ((rest[0] / shared) ** self._beta).detach()
+        beside = self.family.log_density(y, location.detach(), shared, *(part.detach() for part in rest[1:]))
+        # The values of the density, with weighted gradients, and with the gradient of the shared variance.
+        return fixed + weight * (density - fixed) + (beside - beside.detach())
 
     def predictive(self, outputs: Outputs) -> RegressionPredictive:
         """A mixture, over draws, of the family's distributions."""
@@ -298,12 +311,6 @@ class NumberLikelihood(Likelihood):
 
 def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor], outputs: Tensor) -> tuple[Tensor, ...]:
     return split(as_float(outputs), **numbers)
-
-
-def reweighted(density: Tensor, weight: Tensor, beside: Tensor) -> Tensor:
-    """The values of `density`. Their gradient is `weight` times the gradient of `density`, plus the gradient of `beside`."""
-    fixed = density.detach()
-    return fixed + weight.detach() * (density - fixed) + (beside - beside.detach())
 
 
 def spread_factor(factor: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Positive, Share, checked
-from bayesify.likelihoods.base import NumberLikelihood, reweighted
+from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.gamma import as_float
-from bayesify.predictive.families.gaussian import GAUSSIAN, gaussian_log_density
+from bayesify.predictive.families.gaussian import GAUSSIAN
 from bayesify.predictive.gaussian import GaussianRegressionPredictive, Link, OutputGaussian
 from bayesify.predictive.regression import RegressionPredictive
 
@@ -124,16 +124,6 @@ class HeteroscedasticGaussian(NumberLikelihood):
         """Means and variances."""
         mean, log_variance = outputs.chunk(2, dim=-1)
         return mean, log_variance.clamp(-20, 20).exp()
-
-    def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The log-density with weighted gradients."""
-        mean, variance = self.components(outputs)
-        density = gaussian_log_density(y, mean, variance)
-        if not self._beta:
-            return density
-        shared = self._stored("noise").to(mean)
-        beside = gaussian_log_density(y, mean.detach(), shared)
-        return reweighted(density, (variance / shared) ** self._beta, beside)
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Minus the CRPS. A single row whose variance is far too small would dominate the likelihood, but not the CRPS."""

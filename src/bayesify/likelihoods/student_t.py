@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Positive, Range, Share, checked
-from bayesify.likelihoods.base import NumberLikelihood, reweighted
+from bayesify.likelihoods.base import NumberLikelihood
 from bayesify.predictive.families.student_t import STUDENT_T
 
 
@@ -83,16 +83,6 @@ class StudentT(NumberLikelihood):
             return outputs, numbers["scale"].to(outputs).square(), degrees
         location, log_square = outputs.chunk(2, dim=-1)
         return location, log_square.clamp(-20, 20).exp(), degrees
-
-    def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The log-density, with weighted gradients if the network predicts the scale."""
-        density = self.log_density(outputs, y)
-        if self._scale is not None or not self._beta:
-            return density
-        location, square, degrees = self.components(outputs)
-        shared = self._stored("noise").to(location)
-        beside = self.family.log_density(y, location.detach(), shared, degrees.detach())
-        return reweighted(density, (square / shared) ** self._beta, beside)
 
     def fisher(self, outputs: Tensor) -> Tensor:
         r"""$\operatorname{diag}((\nu + 1) / ((\nu + 3) s^2), \nu / (2 \nu + 6))$; the second entry exists only if the
