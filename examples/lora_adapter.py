@@ -51,7 +51,8 @@ class Reader(nn.Module):
 # %% [markdown]
 # ## The base model
 #
-# The base model learns the digits 0 to 4. Then its weights are frozen.
+# The base model learns the digits 0 to 4. Then the weights of the base model are
+# frozen.
 
 # %%
 base, known = Reader(), y < 5

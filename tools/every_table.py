@@ -48,7 +48,7 @@ the published number ± its spread. Our number is rounded to the decimals that t
   equal.
 - The sign `–` means that we did not run the cell.
 - A number after an arrow is the corrected published number, with which we compare ours.
-- A number after a slash is a second number of ours, which is not compared. The text below the tables describes it.
+- A number after a slash is a second number of ours, which is not compared. The text below the tables describes the second number.
 
 The text below the tables also says why cells are missing or not met, and gives the command of the first cell. Each remark begins
 with the names of the cells that it is about, in bold. The claims of the papers have [their own page](claims.md).
@@ -552,13 +552,13 @@ def _which(key: str, note: str, own: list[Cell]) -> str:
     for axis in ("column", "row"):
         names = _several(about, axis)
         if len(names) <= MAX_NAMED and sum(cell[axis] in names for cell in own) == len(about):
-            return f"**{'; '.join(names)}.** "
+            return f"**{'; '.join(names)}**: "
     tables = _several(about, "table")
     if len(tables) <= MAX_NAMED and sum(cell["table"] in tables for cell in alike) == len(about) < len(alike):
-        return f"**{'; '.join(dict.fromkeys(name.partition(':')[0] for name in tables))}.** "
+        return f"**{'; '.join(dict.fromkeys(name.partition(':')[0] for name in tables))}**: "
     if len(about) == len(alike):
-        return "**Cells that are not met.** " if key == "reason" else "**Cells with a number.** "
-    return f"**{_grouped(about) or 'Other cells without a number'}.** "
+        return "**Cells that are not met**: " if key == "reason" else "**Cells with a number**: "
+    return f"**{_grouped(about) or 'Other cells without a number'}**: "
 
 
 def _grouped(about: list[Cell]) -> str:

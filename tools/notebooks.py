@@ -116,7 +116,7 @@ def page(name: str, found: list[Cell]) -> str:
     told = (
         "*For anyone who learns from a whole program. This program runs in less than a minute on two CPU cores.*"
         f" This page shows [the notebook]({stem}.ipynb), whose code is `examples/{name}.py`."
-        " `python -m tools.notebooks` runs it again."
+        " `python -m tools.notebooks` runs the notebook again."
     )
     return "\n\n".join([title, told, rest, *parts[1:]]) + "\n"
 
