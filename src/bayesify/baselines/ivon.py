@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from bayesify.arguments.checks import Count, DataCount, Positive, Probability, checked
 from bayesify.baselines.natural_gradient import FIT_OPTIONS, NaturalGradient, TrainerUpdate
@@ -163,8 +164,10 @@ class IVON(NaturalGradient):
                 raise ValueError(
                     "IVON.fit: a schedule needs a loader with a length; give such a loader, or omit the schedule"
                 )
-            total = update.epochs * -(-batches // steps.accumulate)
-            given["scheduler"] = _scheduler(self.optimizer, update.schedule, total)
+            total, schedule = update.epochs * -(-batches // steps.accumulate), update.schedule
+            for group in self.optimizer.param_groups:
+                group["lr"] = group.pop("initial_lr", group["lr"])  # undo the schedule of an earlier run
+            given["scheduler"] = LambdaLR(self.optimizer, lambda step: schedule(min(1.0, step / total)))
             given["steps"] = replace(steps, scheduler="step")
         return options | given
 
@@ -175,15 +178,6 @@ class IVON(NaturalGradient):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state_dict`."""
         self.optimizer.load_state_dict(dict(state))
-
-
-def _scheduler(
-    optimizer: torch.optim.Optimizer, schedule: Callable[[float], float], total: int
-) -> torch.optim.lr_scheduler.LambdaLR:
-    """The schedule of a run of `total` steps, starting from the optimizer's initial rates."""
-    for group in optimizer.param_groups:
-        group["lr"] = group.pop("initial_lr", group["lr"])  # undo the schedule of an earlier run
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(min(1.0, step / total)))
 
 
 class CurvatureDescent(torch.optim.Optimizer):

@@ -180,7 +180,9 @@ class Microcanonical:
         still far apart, the spread is the distance that each chain still has to travel. The last third tunes the step
         size for this length.
         """
-        aim = self._aim()
+        # Energy errors of trajectories are nearly N(s^2 / 2, s^2), so the acceptance probability is 2 Phi(-s / 2).
+        spread = 2 * float(torch.special.ndtri(torch.tensor(self.accept / 2, dtype=torch.float64)))
+        aim = spread**2 if self.adjust else self.energy_variance * self.size
         third = max(1, num_trajectories // 3)
         for phase, count in enumerate((third, third, max(1, num_trajectories - 2 * third))):
             logs, first, second = [], torch.zeros_like(self.position), torch.zeros_like(self.position)
@@ -197,16 +199,6 @@ class Microcanonical:
                 mean = (first / count).mean(0)
                 self.length = math.sqrt(float(((second / count).mean(0) - mean.square()).sum()))
         self.sums.zero_()
-
-    def _aim(self) -> float:
-        r"""The mean squared energy error to which the step size is tuned.
-
-        The energy errors of trajectories are nearly $\mathcal{N}(s^2 / 2, s^2)$, so the acceptance probability is
-        $2 \Phi(-s / 2)$.
-        """
-        if not self.adjust:
-            return self.energy_variance * self.size
-        return (2 * float(torch.special.ndtri(torch.tensor(self.accept / 2, dtype=torch.float64)))) ** 2
 
     # -- keeping -----------------------------------------------------------------------------------------------------
 

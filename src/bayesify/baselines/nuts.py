@@ -108,8 +108,7 @@ class _Potential:
         weights = self.split(parameters["weights"])
         cast = {name: value.to(self.dtype) for name, value in weights.items()}
         outputs = select_output(self.runner.call(cast, self.args, self.kwargs), self.output).unsqueeze(0)
-        data = expected_log_likelihood(outputs, self.y, self.likelihood, len(self.y), self.example_weights, exact=True)[
-            0
-        ]
+        given = self.y, self.likelihood, len(self.y), self.example_weights
+        data = expected_log_likelihood(outputs, *given, exact=True)[0]
         penalty = self.prior.cross_entropy({name: value.square().sum() for name, value in weights.items()}, self.sizes)
         return penalty - data

@@ -46,7 +46,8 @@ class ClassificationPredictive(Predictive):
         def reduce(outputs: Tensor) -> tuple[Tensor, Tensor]:
             log_probs = self._log_probs(outputs)
             probs = log_probs.exp()
-            return probs.mean(0), _entropy(probs, log_probs).mean(0)
+            entropy = -(probs * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
+            return probs.mean(0), entropy.mean(0)
 
         return self._source.map(reduce)
 
@@ -55,9 +56,7 @@ class ClassificationPredictive(Predictive):
         """Probability of each class, with classes on the last axis: [B, ..., C], or [B, ..., 2] for binary outputs."""
         if self._source.kept is None or "_summary" in vars(self):
             return self._summary[0]
-        return self._source.map(
-            lambda outputs: self._log_probs(outputs).exp().mean(0)
-        )  # entropies are computed on demand
+        return self._source.map(lambda outputs: self._log_probs(outputs).exp().mean(0))  # entropies only on demand
 
     @property
     def probs(self) -> Tensor:
@@ -145,7 +144,3 @@ class ClassificationPredictive(Predictive):
 def as_given(outputs: Tensor) -> Tensor:
     """The outputs themselves, which are already log-probabilities."""
     return outputs
-
-
-def _entropy(probs: Tensor, log_probs: Tensor) -> Tensor:
-    return -(probs * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)

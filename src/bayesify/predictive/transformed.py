@@ -261,9 +261,8 @@ class TransformedPredictive(RegressionPredictive):
         width = z.diff(dim=0)
         beside = torch.minimum(torch.cat((width[1:], width[-1:])), torch.cat((width[:1], width[:-1])))
         gap = width > MAX_STEP_RATIO * beside
-        gap = (
-            gap | torch.cat((gap[1:], gap[-1:])) | torch.cat((gap[:1], gap[:-1]))
-        )  # a cubic also depends on the steps next to it
+        # A cubic also depends on the steps next to it.
+        gap = gap | torch.cat((gap[1:], gap[-1:])) | torch.cat((gap[:1], gap[:-1]))
         for step in gap.flatten(1).any(1).nonzero().flatten().tolist():
             before, after = (width[max(0, min(step + move, len(width) - 1))] for move in (-1, 1))
             before, after = (torch.minimum(part, width[step] / 12) for part in (before, after))

@@ -43,9 +43,7 @@ class Scored:
     scores: Mapping[str, float]  # mapping from names to scores; see `Scores.means`
     where: str  # description of the scored rows
     held_out: HeldOut | None = None  # predictions of the scored rows, if they are known
-    rows: np.ndarray = field(
-        default_factory=lambda: np.empty(0, dtype=np.int64)
-    )  # indices of the scored rows in the table, [N]
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # indices in the table, [N]
 
 
 def fit_table(

@@ -205,9 +205,8 @@ def unpack_rows(content: bytes) -> DataFrame:
 
     names, *rows = (json.loads(line) for line in gzip.decompress(content).decode().split("\n")[:-1])
     cells = zip(*rows, strict=True) if rows else ([] for _ in names)
-    filled = [
-        [math.nan if cell is None else cell for cell in column] for column in cells
-    ]  # as in tables that are read from files
+    # Empty cells are NaN, as in tables that are read from files.
+    filled = [[math.nan if cell is None else cell for cell in column] for column in cells]
     return pandas.DataFrame({name: pandas.Series(column) for name, column in zip(names, filled, strict=True)})
 
 
