@@ -118,3 +118,19 @@ def test_few_rows_widen_as_a_prediction_interval_does():
         np.testing.assert_allclose(found.inverse(levels), expected, rtol=1e-9)
     weighted = Recalibration.of_few(stats.norm.cdf(scores[:2]), np.array([2.0, 3.0]))
     assert weighted == Recalibration.of_few(stats.norm.cdf(scores[[0, 0, 1, 1, 1]]), np.ones(5))
+
+
+@pytest.mark.parametrize("mean", [0.3, 5.0, -5.0])
+def test_quantiles_end_one_range_beyond_the_targets_or_the_median(mean):
+    """Targets z from -1 to 2 allow quantiles from -4 to 5, or up to 3 away from a median outside of the targets."""
+    one = torch.ones(1, dtype=torch.float64)
+    found = UnitsPredictive(gaussian(mean, 5.0), 0 * one, one, "log", extremes=(-1.0, 2.0))
+    low, middle, high = (float(found.quantile(level).log()) for level in (1e-6, 0.5, 1 - 1e-6))
+    assert middle == pytest.approx(mean, abs=1e-9)
+    assert low == pytest.approx(min(mean, -1.0) - 3.0, abs=1e-9)
+    assert high == pytest.approx(max(mean, 2.0) + 3.0, abs=1e-9)
+    plain = UnitsPredictive(gaussian(mean, 0.2), 0 * one, one, "log")
+    near = UnitsPredictive(gaussian(mean, 0.2), 0 * one, one, "log", extremes=(-1.0, 2.0))
+    assert torch.equal(near.quantile(LEVELS), plain.quantile(LEVELS))
+    same = UnitsPredictive(gaussian(mean, 0.2), 0 * one, one, "log", extremes=(1.0, 1.0))
+    assert torch.equal(same.quantile(LEVELS), plain.quantile(LEVELS))

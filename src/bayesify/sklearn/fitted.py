@@ -17,6 +17,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.sklearn.columns import Columns
+from bayesify.sklearn.empty_cells import EmptyCells
 from bayesify.sklearn.later_rows import LaterRows
 from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.rows import Rows
@@ -106,6 +107,7 @@ class FittedTable:
         flat: Whether targets were [N] instead of [N, O].
         neighbors: Training rows with which `unusual_share` compares other rows.
         later: Widening of the distributions of rows after the training period, if rows have a time.
+        empty: Widening of the distributions of rows with empty cells.
         settled: Network and likelihood from which the noise was estimated; `partial_fit` continues from them. Not stored in
             files.
         kept: Training rows that are kept for `partial_fit`; not stored in files.
@@ -125,6 +127,7 @@ class FittedTable:
     flat: bool = True
     neighbors: Neighbors | None = None
     later: LaterRows | None = None
+    empty: EmptyCells = field(default_factory=EmptyCells)
     settled: tuple[nn.Module, Likelihood] | None = None
     kept: Rows | None = None
     held_out: HeldOut | None = None
@@ -146,7 +149,9 @@ class FittedTable:
         if self.units is None:
             return scaled
         assert isinstance(scaled, RegressionPredictive)
-        return self.units.predictive(scaled, None if self.later is None else self.later(inputs))
+        parts = [self.empty(inputs), None if self.later is None else self.later(inputs)]
+        found = [part for part in parts if part is not None]
+        return self.units.predictive(scaled, torch.cat(found, 1).amax(1, keepdim=True) if found else None)
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
         """For each row, the share of training rows that are at least as unusual, [N]; see `Neighbors`."""
@@ -164,7 +169,7 @@ class FittedTable:
 
     def config(self) -> dict[str, Any]:
         """Everything except tensors, as plain data."""
-        parts = {key: getattr(self, key) for key in ("encoding", "units", "network", "report", "later")}
+        parts = {key: getattr(self, key) for key in ("encoding", "units", "network", "report", "later", "empty")}
         labels = None if self.classes is None else {"labels": self.classes.tolist(), "kind": self.classes.dtype.str}
         return {
             **{key: getattr(self, key) for key in ("method", "likelihood", "seed", "flat")},
@@ -206,6 +211,7 @@ class FittedTable:
             bool(config["flat"]),
             Neighbors(**below("neighbors", state)),
             None if config.get("later") is None else LaterRows.restore(config["later"]),
+            EmptyCells.restore(config.get("empty", {})),
         )
 
 

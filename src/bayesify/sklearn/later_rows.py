@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesify.arguments.plain import Plain
 from bayesify.sklearn.columns import Columns
+from bayesify.sklearn.recalibration import stretch_factor
 from bayesify.tables.columns import DAYS, date_of
 from bayesify.tables.written_numbers import shown
 
@@ -19,8 +20,6 @@ LATEST_SHARE, MIN_LATEST_ROWS, MIN_EARLIER_SHARE = 0.2, 30, 0.5
 minimum share of earlier rows. The latest rows can be more than this share if many rows have the same time."""
 MIN_TIMES = 10
 """A column of numbers can count as the time only if it has at least this many different values."""
-STRETCH_LEVEL = 0.9
-"""Level of the intervals whose coverage is right after stretching."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,8 @@ class LaterRows(Plain):
 
     Out-of-fold predictions of random rows do not show how the target changes after the training period. So the latest training rows
     are predicted from earlier rows. If the 90 % intervals of these rows contain too few targets, the normal scores of rows after
-    the training period are divided by a factor s. With this factor, the intervals would have contained 90 % of the targets. If
-    $u = P(Y \le y)$ are the probabilities of the latest rows, the factor is
-
-    $$ s = \max(1, q_{0.9}(|\Phi^{-1}(u)|) / \Phi^{-1}(0.95)) . $$
+    the training period are divided by a factor s. With this factor, the intervals would have contained 90 % of the targets; see
+    `stretch_factor`.
 
     Args:
         place: Index of the input that is the time.
@@ -48,12 +45,7 @@ class LaterRows(Plain):
     def of(cls, place: int, times: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
         """Make the object from the times [N] of all training rows, and from the probabilities u [M] and weights [M] of the latest
         rows."""
-        scores = torch.special.ndtri(torch.from_numpy(u).clamp(1e-12, 1 - 1e-12)).abs().numpy()
-        order = np.argsort(scores, kind="stable")
-        share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
-        wide = float(np.interp(STRETCH_LEVEL, share, scores[order]))
-        usual = float(torch.special.ndtri(torch.tensor(0.5 + 0.5 * STRETCH_LEVEL, dtype=torch.float64)))
-        return cls(place, float(times.max()), max(1.0, wide / usual))
+        return cls(place, float(times.max()), stretch_factor(u, weights))
 
     def __call__(self, inputs: np.ndarray) -> Tensor | None:
         """Factor of each row, [N, 1], given the rows' inputs [N, D]; `None` if all factors are 1."""

@@ -31,6 +31,8 @@ MIN_ERROR_SHARE = 0.25
 """The ensemble's squared error is assumed to be at least this share of a member's squared error."""
 MAX_NORMAL_SCORE = 6.0
 """Maximum absolute normal score of an observed frequency."""
+STRETCH_LEVEL = 0.9
+"""Level of the intervals whose coverage is right after stretching."""
 MIN_TAIL_SCORE, MAX_TAIL_SCORE = -38.0, 8.2
 """Normal scores of the smallest positive probability in float64, and of the largest probability below 1."""
 
@@ -133,6 +135,20 @@ def _as_scores(u: Tensor) -> Tensor:
 
 def _scores(levels: np.ndarray) -> np.ndarray:
     return np.asarray(_as_scores(torch.from_numpy(levels)).clamp(-MAX_NORMAL_SCORE, MAX_NORMAL_SCORE))
+
+
+def stretch_factor(u: np.ndarray, weights: np.ndarray) -> float:
+    r"""The factor, at least 1, by which central intervals must be wider to hold.
+
+    $$ s = \max(1, q_{0.9}(|\Phi^{-1}(u)|) / \Phi^{-1}(0.95)) $$
+
+    for the stated probabilities $u = P(Y \le y)$ of rows that the model has not seen, [N], with row weights [N].
+    """
+    scores = np.abs(np.asarray(_as_scores(torch.from_numpy(u).clamp(1e-12, 1 - 1e-12))))
+    order = np.argsort(scores, kind="stable")
+    share = (np.cumsum(weights[order]) - 0.5 * weights[order]) / weights.sum()
+    wide = float(np.interp(STRETCH_LEVEL, share, scores[order]))
+    return max(1.0, wide / float(_scores(np.array(0.5 + 0.5 * STRETCH_LEVEL))))
 
 
 def ensemble_places(

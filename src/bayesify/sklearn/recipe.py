@@ -30,6 +30,7 @@ from bayesify.predictive.transformed import TargetTransform
 from bayesify.priors import Neal
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns
+from bayesify.sklearn.empty_cells import MIN_EMPTY_ROWS, EmptyCells
 from bayesify.sklearn.fitted import FitReport, FittedTable, HeldOut, as_inputs, predict_scaled
 from bayesify.sklearn.later_rows import LaterRows, find_time, latest_rows
 from bayesify.sklearn.networks import NetworkShape, own_network
@@ -121,6 +122,9 @@ PINBALL_LEVELS = tuple(level / 20 for level in range(1, 20))
 """Probabilities of the quantiles from which the CRPS is computed."""
 NUM_MEMBERS_OF_EARLIER_ROWS = 3
 """Number of networks that predict the latest training rows from earlier rows."""
+MAX_LINEAR_RATIO = 0.98
+"""Linear models replace the networks if the score of their held-out rows is at most this multiple of the networks' score. Each
+held-out row is predicted by one model; predictions by all of them are more accurate for networks and equal for linear models."""
 LATER_EFFORT_SHARE = 0.25
 """Number of epochs of a later call of `partial_fit`, as a share of the usual number."""
 
@@ -211,12 +215,13 @@ def _places(rows: Rows) -> np.ndarray:
 
 
 def encode_inputs(rows: Rows, settings: Settings) -> Encoding:
-    """The encoding of numbers as network inputs: piecewise-linear for the default method, scaled numbers for named methods."""
-    if settings.method is None:
+    """The encoding of numbers as network inputs: piecewise-linear for the default method, scaled numbers for named methods and
+    for linear models."""
+    if settings.method is None and not settings.linear:
         if settings.standardize:
             return Encoding.piecewise(rows.x, rows.weights)
         return replace(Encoding.scaled(rows.x, rows.weights), soft_limit=True)
-    if settings.standardize:
+    if settings.standardize or settings.linear:
         return Encoding.scaled(rows.x, rows.weights)
     return Encoding(np.zeros(rows.x.shape[1]), np.ones(rows.x.shape[1]))
 
@@ -337,7 +342,7 @@ def shape_network(rows: Rows, num_outputs: int, settings: Settings) -> NetworkSh
     if settings.method is None:
         activation = ACTIVATION_OF_CLASSES if settings.num_classes else ACTIVATION
         dropout = DROPOUT_OF_CLASSES if settings.num_classes else 0.0
-    hidden: tuple[int, ...] | None = settings.hidden
+    hidden: tuple[int, ...] | None = () if settings.linear else settings.hidden
     if hidden is None:
         few = len(rows) <= MAX_ROWS_FOR_SMALL_NETWORKS
         hidden = HIDDEN_BY_NAME if settings.method is not None else HIDDEN if few else HIDDEN_OF_MANY
@@ -433,12 +438,37 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
         tried |= {f"categories by {other}": score for other, score in scores.items()}
     chosen, blank, notes = _train_ranked(rows, _encoded(table.rows, encodings[NOTHING]), ranked, settings, tried)
     name = NOTHING if blank else name
+    encoding = encodings[name]
+    linear = None if blank else _train_linear(table, encoding, settings, tried, chosen)
+    if linear is not None:
+        chosen, encoding, settings = linear
     report = FitReport(chosen.score, tried, steps=chosen.steps, notes=notes, categories=name)
     model, own = chosen.members.as_ensemble(chosen.group).double(), chosen.candidate
-    fitted = FittedTable(AUTO, own.pair[0], model, encodings[name], own.units, chosen.shape, settings.seed, report,
+    fitted = FittedTable(AUTO, own.pair[0], model, encoding, own.units, chosen.shape, settings.seed, report,
                          table.columns, table.classes, table.flat)  # fmt: skip
     fitted = _judged_out_of_fold(fitted, chosen, table.rows, settings)
     return fitted if blank else _stretched_later(fitted, table, own.pair, settings)
+
+
+def _train_linear(
+    table: TrainingTable, encoding: Encoding, settings: Settings, tried: dict[str, float], networks: _Members
+) -> tuple[_Members, Encoding, Settings] | None:
+    """Linear models of numbers, with their encoding and settings, if they predict held-out rows clearly better than the networks.
+
+    They are trained only if they are better in a short trial, whose scores are added to `tried`. `encoding` is the networks'
+    encoding.
+    """
+    if settings.hidden is not None or networks.candidate.pair[0] not in REAL_LIKELIHOODS:
+        return None
+    settings = replace(settings, linear=True)
+    encoding = replace(encode_inputs(table.rows, settings), left_out=encoding.left_out)
+    rows, best = _encoded(table.rows, encoding), min(tried.values(), default=np.inf)
+    ranked, scores = _rank_pairs(rows, settings)
+    tried |= {f"linear, {pair}": score for pair, score in scores.items()}
+    if ranked[0][0] not in REAL_LIKELIHOODS or min(scores.values(), default=0.0) > best:
+        return None
+    (one,) = _train_candidates(rows, ranked[:1], settings)
+    return (one, encoding, settings) if one.score <= MAX_LINEAR_RATIO * networks.score else None
 
 
 def _stretched_later(fitted: FittedTable, table: TrainingTable, pair: Pair, settings: Settings) -> FittedTable:
@@ -691,26 +721,49 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
     bounded = rows.y.min() >= 0 and one
     floor, ceiling = (0.5 * float(rows.y.min()), MAX_MEAN_RATIO * float(rows.y.max())) if bounded else (None, None)
     units = replace(units, floor=floor, ceiling=ceiling)
+    if one and fitted.likelihood not in UNSHIFTED_LIKELIHOODS and settings.noise is None:
+        units = replace(units, extremes=(float(chosen.candidate.rows.y.min()), float(chosen.candidate.rows.y.max())))
     u, ties = _drawn_places(units.predictive(found), y, settings)
     recalibrated = one and settings.noise is None
-    recalibration = Recalibration.of(u[:, 0].numpy(), rows.weights) if recalibrated else Recalibration()
+    marks = () if fitted.columns is None else fitted.columns.preparation.marks
+    recalibration, empty = (
+        _recalibrate(u[:, 0].numpy(), rows, marks) if recalibrated else (Recalibration(), EmptyCells())
+    )
     if recalibrated and fitted.likelihood not in UNSHIFTED_LIKELIHOODS and len(chosen.every) > 2:
         places = ensemble_places(chosen.candidate.likelihood, chosen.every, folds, units(rows.y), rows.weights)
         places = np.where(rows.y[:, 0] == floor, ties[:, 0].numpy(), 1.0) * places
-        fit_map = Recalibration.of if rows.num_data >= MIN_ROWS else Recalibration.of_few
-        recalibration = fit_map(places, rows.weights)
+        if rows.num_data >= MIN_ROWS:
+            recalibration, empty = _recalibrate(places, rows, marks)
+        else:
+            recalibration = Recalibration.of_few(places, rows.weights)
     units = replace(units, recalibration=recalibration)
     scores, judged = Scores(), list[HeldOut]()
     for fold in range(int(folds.max()) + 1) if one else ():
         own, others = folds == fold, folds != fold
-        of_others = Recalibration.of(u[others, 0].numpy(), rows.weights[others]) if recalibrated else Recalibration()
+        of_others, wide = Recalibration(), EmptyCells()
+        if recalibrated:
+            of_others, wide = _recalibrate(u[others, 0].numpy(), rows[others], marks)
         outputs = found.outputs[:, torch.from_numpy(np.flatnonzero(own))]
-        part = replace(units, recalibration=of_others).predictive(found.with_outputs(outputs))
+        part = replace(units, recalibration=of_others).predictive(found.with_outputs(outputs), wide(rows.x[own]))
         scores += Scores.of_numbers(part, rows.y[own, 0], LEVELS, rows.weights[own])
         judged.append(HeldOut.of_numbers(part, rows.y[own, 0]))
     held_out = HeldOut.joined(judged)[np.argsort(np.argsort(folds, kind="stable"))] if judged else None
     report = replace(fitted.report, out_of_fold=scores.means())
-    return replace(fitted, units=units, report=report, held_out=held_out)
+    return replace(fitted, units=units, report=report, held_out=held_out, empty=empty)
+
+
+def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recalibration, EmptyCells]:
+    """The map of stated probabilities u [N], and the factors of rows with empty cells.
+
+    Only columns with at least `MIN_EMPTY_ROWS` empty cells are considered. If at most half of the rows have such a cell, they do
+    not take part in the map. Otherwise their larger errors would widen the intervals of all rows.
+    """
+    marks = [place for place in marks if rows.weights[rows.x[:, place] > 0].sum() >= MIN_EMPTY_ROWS]
+    complete = (rows.x[:, marks] == 0).all(1)
+    used = complete if rows.weights[complete].sum() >= max(MIN_ROWS, 0.5 * rows.num_data) else np.full(len(u), True)
+    found = Recalibration.of(u[used], rows.weights[used])
+    seen = found(torch.from_numpy(u)).numpy()
+    return found, EmptyCells.of(marks, rows.x, seen, rows.weights)
 
 
 def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:

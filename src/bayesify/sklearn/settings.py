@@ -64,6 +64,7 @@ class Settings:
         options: Arguments of the method's posterior or function. Missing arguments take the defaults for small problems.
         epochs: Number of passes over the data in the main phase, or number of steps of the default method.
         num_classes: Number of classes of the table; 0 for a regression.
+        linear: Whether the default method trains linear models instead of networks.
         owner: Name of the estimator, for messages.
     """
 
@@ -87,6 +88,7 @@ class Settings:
     seed: int = 0
     progress: bool = False
     num_classes: int = 0
+    linear: bool = False
     owner: str = "BayesianRegressor"
 
     @property

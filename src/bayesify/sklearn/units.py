@@ -34,6 +34,7 @@ class TargetUnits(Plain):
         recalibration: Recalibration of the probabilities.
         floor: Lower limit of all quantiles; `None` for no limit.
         ceiling: Upper limit; in means and variances, larger values are replaced by it. `None` for no limit.
+        extremes: Smallest and largest z of the training rows, near which quantiles must stay; empty for no limit.
     """
 
     transform: str
@@ -42,6 +43,7 @@ class TargetUnits(Plain):
     recalibration: Recalibration = field(default_factory=Recalibration)
     floor: float | None = None
     ceiling: float | None = None
+    extremes: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, y: np.ndarray, weights: np.ndarray, transform: str, *, standardize: bool = True) -> Self:
@@ -72,7 +74,9 @@ class TargetUnits(Plain):
         shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
         floor = -math.inf if self.floor is None else self.floor
         ceiling = math.inf if self.ceiling is None else self.ceiling
-        return UnitsPredictive(inner, shift, scale, self.transform, self.recalibration, floor, ceiling, stretch)
+        return UnitsPredictive(
+            inner, shift, scale, self.transform, self.recalibration, floor, ceiling, stretch, self.extremes
+        )
 
 
 class UnitsPredictive(TransformedPredictive):
@@ -81,7 +85,10 @@ class UnitsPredictive(TransformedPredictive):
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
     to the floor. If there is a ceiling, which is far above all training targets, mean and variance are computed for
     $\min(Y, c)$, where c is the ceiling or, if larger, the median of Y. Otherwise the tail beyond the ceiling could
-    dominate the mean. Everything else is as in `TransformedPredictive`.
+    dominate the mean. If the extremes of the training targets are given, quantiles of z end one range of these targets beyond
+    the extremes or, if it lies outside them, beyond the median of Z. Otherwise the recalibrated tail of a few atypical rows,
+    mapped back from a logarithm, could lie orders of magnitude beyond all targets. Everything else is as in
+    `TransformedPredictive`.
 
     Args:
         inner: Predictive of z, [B, O].
@@ -92,6 +99,7 @@ class UnitsPredictive(TransformedPredictive):
         floor: Lower limit of all quantiles.
         ceiling: Upper limit; in means and variances, larger values are replaced by it.
         stretch: Factor s of each row, [B, 1], at least 1: G(u) becomes $\Phi(\Phi^{-1}(G(u)) / s)$, which widens central intervals.
+        extremes: Smallest and largest z of the training rows; empty for no limit.
     """
 
     def __init__(
@@ -104,9 +112,10 @@ class UnitsPredictive(TransformedPredictive):
         floor: float = -math.inf,
         ceiling: float = math.inf,
         stretch: Tensor | None = None,
+        extremes: Sequence[float] = (),
     ) -> None:
         super().__init__(inner, TargetTransform.scaled(transform, shift, scale))
-        self._ceiling = ceiling
+        self._ceiling, self._extremes = ceiling, tuple(extremes)
         self._recalibration, self._stretch = recalibration or Recalibration(), stretch
         self._floor = math.ceil(floor) if self.family.discrete and math.isfinite(floor) else floor
 
@@ -141,7 +150,19 @@ class UnitsPredictive(TransformedPredictive):
         for stretch in () if self._stretch is None else self._stretch[self._stretch > 1].unique().tolist():
             wide = self.inner.quantile(self._recalibration.inverse(levels, stretch)).to(found)
             found = torch.where(self._stretch == stretch, wide, found)
+        found = self._near_targets(found)
         return found[0] if isinstance(q, (int, float)) else found
+
+    def _near_targets(self, z: Tensor) -> Tensor:
+        """Quantiles z [Q, B, O], each at most one range of the training targets beyond their extremes or beyond the median."""
+        if not self._extremes or self._extremes[0] == self._extremes[1]:
+            return z
+        low, high = self._extremes
+        reach = high - low
+        if bool(((z >= low - reach) & (z <= high + reach)).all()):
+            return z
+        median = self.inner.quantile(self._recalibration.inverse([0.5])).to(z)
+        return z.clamp(median.clamp_max(low) - reach, median.clamp_min(high) + reach)
 
     def _to_targets(self, z: Tensor) -> Tensor:
         return super()._to_targets(z).clamp_min(self._floor)

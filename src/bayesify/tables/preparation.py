@@ -118,6 +118,12 @@ class Preparation(Plain):
         return inputs[:, self.kept] if self.kept.any() else np.zeros((len(inputs), 1))
 
     @property
+    def marks(self) -> tuple[int, ...]:
+        """Indices of the inputs that mark missing numbers."""
+        place = int(self.kept[: len(self.medians)].sum())
+        return tuple(range(place, place + int(self.kept[len(self.medians) :][: len(self.marked)].sum())))
+
+    @property
     def alternatives(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Two alternative sets of inputs for categories with many levels: the inputs for single levels, and the level means."""
         of_levels, of_means = np.zeros((2, len(self.kept)), dtype=bool)

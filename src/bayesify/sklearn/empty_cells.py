@@ -1,0 +1,53 @@
+"""Rows with empty cells: how much wider the distributions of these rows must be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesify.arguments.plain import Plain
+from bayesify.sklearn.recalibration import PRIOR_ROWS, stretch_factor
+
+MIN_EMPTY_ROWS = 20
+"""Minimum number of training rows with an empty cell in a column, by their weights, for a factor of these rows."""
+
+
+@dataclass(frozen=True)
+class EmptyCells(Plain):
+    r"""Wider distributions for rows with an empty cell.
+
+    The distribution of such a row includes the spread of the effect of the unknown number. Few rows do not teach a network
+    this spread: early stopping ends training first. So for each column, the normal scores of rows with an empty cell are divided by
+    the factor s that would have made their out-of-fold intervals hold, shrunk towards 1. A row with several empty cells takes the
+    largest factor.
+
+    Args:
+        places: Indices of inputs that mark empty cells, only for columns with a factor above 1.
+        factors: The factor of each of these columns.
+    """
+
+    places: tuple[int, ...] = ()
+    factors: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, marks: Sequence[int], inputs: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
+        """Make the object from the indices of marks, and from inputs [N, D], recalibrated out-of-fold probabilities
+        $P(Y \\le y)$ [N] and weights [N] of the training rows. Each mark needs a row with an empty cell."""
+        found = dict[int, float]()
+        for place in marks:
+            empty = inputs[:, place] > 0
+            num_rows = float(weights[empty].sum())
+            excess = stretch_factor(u[empty], weights[empty]) - 1
+            found[place] = 1 + excess * num_rows / (num_rows + PRIOR_ROWS)
+        wide = {place: factor for place, factor in found.items() if factor > 1}
+        return cls(tuple(wide), tuple(wide.values()))
+
+    def __call__(self, inputs: np.ndarray) -> Tensor | None:
+        """Factor of each row, [N, 1], given the rows' inputs [N, D]; `None` if all factors are 1."""
+        empty = inputs[:, list(self.places)] > 0
+        return torch.from_numpy(np.where(empty, self.factors, 1.0).max(1, keepdims=True)) if empty.any() else None

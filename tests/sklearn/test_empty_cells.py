@@ -1,0 +1,72 @@
+"""Rows with empty cells: their distributions are as wide as out-of-fold predictions of such rows require."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn", minversion="1.7")
+pytest.importorskip("pandas")
+pytest.importorskip("scipy")
+
+import pandas
+from scipy import stats
+
+import bayesify
+from bayesify.sklearn import BayesianRegressor, recipe
+from bayesify.sklearn.empty_cells import EmptyCells
+from bayesify.sklearn.recalibration import PRIOR_ROWS
+
+ROWS = 400
+
+
+def normal_scores(rows, factor):
+    return stats.norm.cdf(factor * stats.norm.ppf((np.arange(rows) + 0.5) / rows))
+
+
+def test_the_factor_of_a_column_is_the_spread_of_its_rows():
+    """The scores of 1,000 rows are twice as wide as stated, so that the factor is 2, shrunk by 30 rows of weight to 1."""
+    marked = np.arange(1300) < 1000
+    inputs = np.column_stack((np.ones(1300), marked, ~marked)).astype(float)
+    u = np.concatenate((normal_scores(1000, 2.0), normal_scores(300, 0.5)))
+    found = EmptyCells.of((1, 2), inputs, u, np.ones(1300))
+    assert found == EmptyCells((1,), (pytest.approx(1 + 1000 / (1000 + PRIOR_ROWS), rel=1e-3),))
+    assert found(inputs)[:, 0].tolist() == [found.factors[0] if own else 1.0 for own in marked]
+    assert found(inputs[1000:]) is None
+    assert EmptyCells()(inputs) is None
+
+
+def test_rows_with_several_empty_cells_take_the_largest_factor():
+    found = EmptyCells((0, 2), (1.5, 3.0))
+    assert found(np.array([[1.0, 9.0, 1.0], [1.0, 9.0, 0.0], [0.0, 9.0, 0.0]]))[:, 0].tolist() == [3.0, 1.5, 1.0]
+
+
+def test_rows_with_empty_cells_do_not_widen_the_others():
+    """Complete rows are stated exactly, so that their map is the identity although other rows are three times as wide."""
+    x = (np.arange(1000) < 300).astype(float)[:, None]
+    u = np.concatenate((normal_scores(300, 3.0), normal_scores(700, 1.0)))
+    rows = recipe.Rows(x, np.zeros((1000, 1)), np.ones(1000))
+    found, empty = recipe._recalibrate(u, rows, (0,))
+    assert found.said == pytest.approx(found.seen, abs=0.01)
+    assert empty.factors[0] == pytest.approx(1 + 2 * 300 / 330, rel=0.01)
+    rare = recipe.Rows((np.arange(1000) < 10).astype(float)[:, None], rows.y, rows.weights)
+    assert recipe._recalibrate(u, rare, (0,)) == (recipe.Recalibration.of(u, rows.weights), EmptyCells())
+
+
+def test_an_unknown_number_that_matters_gives_wide_intervals(tmp_path):
+    """The target is age plus noise of 0.2, and a fifth of the ages are empty; new rows, 5 standard errors."""
+    draw = np.random.default_rng(0)
+    age, other = draw.normal(size=(2, ROWS + 2000))
+    y = age + 0.2 * draw.normal(size=ROWS + 2000)
+    age[draw.random(ROWS + 2000) < 0.2] = np.nan
+    frame = pandas.DataFrame({"age": age, "other": other})
+    options = {"likelihood": "heteroscedastic_gaussian", "target_transform": "none", "hidden": (16,), "epochs": 60}
+    model = BayesianRegressor(**options, random_state=0).fit(frame[:ROWS], y[:ROWS])
+    new, empty = frame[ROWS:], np.isnan(age[ROWS:])
+    lower, upper = model.predict_interval(new)
+    inside = ((lower <= y[ROWS:]) & (y[ROWS:] <= upper))[empty].mean()
+    errors = np.sqrt(0.09 / empty.sum() + 0.09 / np.isnan(age[:ROWS]).sum())  # of the new rows and of the factor
+    assert model.fitted_.empty.factors[0] > 1.2  # 60 steps teach the network too little about empty cells
+    assert inside > 0.9 - 5 * errors
+    bayesify.save(model, tmp_path / "model.safetensors")
+    again = bayesify.load(tmp_path / "model.safetensors")
+    assert again.fitted_.empty == model.fitted_.empty
+    assert np.array_equal(again.predict_interval(new)[1], upper)
