@@ -31,7 +31,9 @@ def test_chains_end_at_the_exact_posterior() -> None:
     torch.manual_seed(0)
     weights = exact.mean.expand(chains, 3).clone().requires_grad_()
     rate = 0.4 * 12 / float(torch.linalg.eigvalsh(precision).max())
-    chain = CyclicalSGHMC([{"params": [weights], "scale": 1.0}], rate, 0.1, 12, 400, 0.2)
+    chain = CyclicalSGHMC(
+        [{"params": [weights], "scale": 1.0}], rate, friction=0.1, num_data=12, cycle_steps=400, explore=0.2
+    )
     for _ in range(400):
         weights.grad = (weights.detach() - exact.mean) @ precision / 12
         chain.step()

@@ -96,22 +96,12 @@ class IVON(NaturalGradient):
     ) -> None:
         super().__init__(bnn, num_data, learning_rate, momentum, decay, num_draws, kl_weight, point_learning_rate)
         self.init_curvature, self.clip = init_curvature, clip
-        self._pairs = {
-            name: (mean, part.raw_std[name])
-            for part in bnn.posteriors
-            if isinstance(part, MeanField)
-            for name, mean in part.mean_value.items()
-        }
-        means, log_stds = zip(*self._pairs.values(), strict=True)
-        self.optimizer = CurvatureDescent(
-            means,
-            log_stds,
-            [self.prior_precision[name] for name in self._pairs],
-            make_optimizer(None, nn.ParameterList(self._points), point_learning_rate) if self._points else None,
-            lr=learning_rate,
-            betas=(momentum, decay),
-            clip=clip,
-        )
+        parts = [part for part in bnn.posteriors if isinstance(part, MeanField)]
+        self._pairs = {name: (mean, part.raw_std[name]) for part in parts for name, mean in part.mean_value.items()}
+        precisions = [self.prior_precision[name] for name in self._pairs]
+        chosen = {"lr": learning_rate, "betas": (momentum, decay), "clip": clip}
+        points = make_optimizer(None, nn.ParameterList(self._points), point_learning_rate) if self._points else None
+        self.optimizer = CurvatureDescent(list(self._pairs.values()), precisions, points, **chosen)
 
     def _step(self, batch: Batch, generator: torch.Generator | None, learning_rate: float | None) -> float:
         self._begin()
@@ -184,24 +174,21 @@ class CurvatureDescent(torch.optim.Optimizer):
     r"""Optimizer that takes `IVON`'s steps, given gradients of the negative bound per example. Point estimates take Adam's steps.
 
     All state is in tensors on the parameters' device, and steps do not synchronize with the host, so that they can be captured
-    in a CUDA graph. If `fit` sets `found_inf`, a step changes nothing. `points` is the optimizer of the point estimates, and
-    `effective_data` is N divided by the KL's weight.
+    in a CUDA graph. If `fit` sets `found_inf`, a step changes nothing. `pairs` are means and log standard deviations,
+    `points` is the optimizer of the point estimates, and `effective_data` is N divided by the KL's weight.
     """
 
     _step_supports_amp_scaling = True  # tells the guard of `fit` that this optimizer respects `found_inf`
 
     def __init__(
         self,
-        means: Sequence[Tensor],
-        log_stds: Sequence[Tensor],
+        pairs: Sequence[tuple[Tensor, Tensor]],
         prior_precisions: Sequence[float],
         points: torch.optim.Optimizer | None,
-        *,
-        lr: float,
-        betas: tuple[float, float],
-        clip: float | None,
+        **defaults: Any,
     ) -> None:
-        super().__init__([*means, *log_stds], {"lr": lr, "betas": betas, "clip": clip})
+        means, log_stds = zip(*pairs, strict=True)
+        super().__init__([*means, *log_stds], defaults)
         self.prior_precisions, self.effective_data = prior_precisions, 1.0
         self.points = points
         if points is not None:
@@ -237,17 +224,11 @@ class CurvatureDescent(torch.optim.Optimizer):
         used = [triple for triple in triples if triple[0].grad is not None and triple[1].grad is not None]
         if used:
             means, log_stds, precisions = (list(part) for part in zip(*used, strict=True))
-            self._step(group, means, log_stds, [value / self.effective_data for value in precisions], found)
+            self._step(means, log_stds, [value / self.effective_data for value in precisions], found)
 
-    def _step(
-        self,
-        group: dict[str, Any],
-        means: list[Tensor],
-        log_stds: list[Tensor],
-        decays: list[float],
-        found: Tensor | None,
-    ) -> None:
+    def _step(self, means: list[Tensor], log_stds: list[Tensor], decays: list[float], found: Tensor | None) -> None:
         """Apply the formula of `IVON`; `decays` are the values of delta."""
+        group = self.param_groups[0]
         (momentum, decay), total, rate = group["betas"], self.effective_data, group["lr"]
         for mean in means:
             if not self.state[mean]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ INIT_STEP_SIZE = 0.02
 """Step size before tuning, in units of the square root of the number of weights."""
 
 
+@dataclass(eq=False)
 class Microcanonical:
     r"""The state and the dynamics of C chains that move together.
 
@@ -59,30 +61,22 @@ class Microcanonical:
     $\nu^2 = (e^{2 \epsilon / L} - 1) / P$, so that the chain forgets its direction after a length L (Robnik & Seljak 2023). The
     draws are then biased. The bias depends on the variance, per weight, of a step's energy error, and $\epsilon$ is tuned to a
     given variance.
-
-    The `stack` holds C networks with the posterior `Point`, at the chains' starting points; the chains change its parameters
-    `values`, each [C, *shape], whose prior standard deviations are `scale`, [P]. With `adjust`, the step size is tuned to the
-    acceptance probability `accept`, otherwise to the `energy_variance` of a step per weight.
     """
 
-    def __init__(
-        self,
-        stack: ModelStack,
-        values: Sequence[Tensor],
-        batch: Batch,
-        scale: Tensor,
-        *,
-        adjust: bool = True,
-        accept: float = 0.9,
-        energy_variance: float = 5e-4,
-        max_steps: int = 256,
-        seed: int = 0,
-    ) -> None:
-        self.stack, self.batch, self.scale = stack, batch, scale
-        self.adjust, self.accept, self.energy_variance, self.max_steps = adjust, accept, energy_variance, max_steps
-        self.values = list(values)
-        self.generator = torch.Generator(scale.device).manual_seed(seed)
-        self.position = torch.cat([value.detach().flatten(1) for value in self.values], dim=1) / scale  # [C, P]
+    stack: ModelStack  # C networks with the posterior `Point`, at the chains' starting points
+    values: Sequence[Tensor]  # parameters of the stack that the chains change, each [C, *shape]
+    batch: Batch  # all data
+    scale: Tensor  # prior standard deviation of each weight, [P], in the order of `values`
+    adjust: bool = True
+    accept: float = 0.9  # acceptance probability to which the step size is tuned if `adjust` is true
+    energy_variance: float = 5e-4  # variance of a step's energy error, per weight, to which it is tuned otherwise
+    max_steps: int = 256  # largest mean number of steps of a trajectory
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator(self.scale.device).manual_seed(self.seed)
+        flat = torch.cat([value.detach().flatten(1) for value in self.values], dim=1)
+        self.position = flat / self.scale  # [C, P]
         chains, self.size = self.position.shape
         if self.size < 2:
             raise ValueError(
@@ -91,7 +85,7 @@ class Microcanonical:
         self.step, self.length = INIT_STEP_SIZE * math.sqrt(self.size), math.sqrt(self.size)
         self.direction = F.normalize(self._normal())
         self.log_density, self.gradient = self.slope(self.position)
-        self.sums = scale.new_zeros(3, chains)  # trajectories, squared energy errors, acceptance probabilities
+        self.sums = self.scale.new_zeros(3, chains)  # trajectories, squared energy errors, acceptance probabilities
 
     # -- moving ------------------------------------------------------------------------------------------------------
 
@@ -310,11 +304,7 @@ def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Micr
 
 
 def _chains(
-    bnn: BayesianNetwork,
-    sampler: Microcanonical,
-    shapes: Mapping[str, tuple[int, ...]],
-    kept: Tensor,
-    densities: Tensor,
+    bnn: BayesianNetwork, sampler: Microcanonical, shapes: dict[str, tuple[int, ...]], kept: Tensor, densities: Tensor
 ) -> Chains:
     """A predictor made from positions [C, T, P] and log densities [C, T]."""
     flat = (kept * sampler.scale).flatten(0, 1)  # [C T, P]

@@ -32,6 +32,10 @@ FIT_OPTIONS = frozenset(
     ("validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch")
 )
 """Arguments that a trainer's `fit` passes on to `bayesify.fit`."""
+Moments = Mapping[str, dict[str, Tensor]]
+"""For each kind of moment, a mapping from weight or layer names to tensors."""
+Changes = list[tuple[str, Tensor, Tensor]]
+"""Names and new values of a posterior's parameters: tuples (name, parameter, new value)."""
 
 
 class NaturalGradient(ABC):
@@ -283,11 +287,7 @@ class LayerwiseTrainer(NaturalGradient):
 
     @torch.no_grad()
     def _change(
-        self,
-        gradient: Mapping[str, Tensor],
-        curvature: Mapping[str, Mapping[str, Tensor]],
-        learning_rate: float,
-        mean_weight: float,
+        self, gradient: Mapping[str, Tensor], curvature: Moments, learning_rate: float, mean_weight: float
     ) -> None:
         """Update the moments and the posterior, or change nothing if a result is not finite."""
         before = {**vars(self), "moments": {kind: dict(values) for kind, values in self.moments.items()}}
@@ -312,28 +312,20 @@ class LayerwiseTrainer(NaturalGradient):
         return self._rules
 
     @abstractmethod
-    def curvature(
-        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
-    ) -> dict[str, dict[str, Tensor]]:
-        """Observations of the curvature from one draw's backward pass: for each kind of moment, a mapping from weight or layer
-        names to tensors.
+    def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
+        """Observations of the curvature from one draw's backward pass.
 
         Like the gradient, each observation is a weighted sum over examples, divided by the number of rows.
         """
 
     @abstractmethod
-    def update(
-        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
-    ) -> list[tuple[str, Tensor, Tensor]]:
+    def update(self, gradient: Mapping[str, Tensor], curvature: Moments, learning_rate: float) -> Changes:
         """Compute a step of the posterior. Only the moments change; the caller applies the step.
 
         Args:
             gradient: For each weight name, the gradient of the mean negative log-likelihood per example.
             curvature: Observations of the curvature; see `curvature`.
             learning_rate: Learning rate of the mean.
-
-        Returns:
-            A list of tuples (name, parameter of the posterior, new value).
         """
 
     @property

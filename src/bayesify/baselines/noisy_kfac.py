@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
 from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass
-from bayesify.baselines.natural_gradient import LayerwiseTrainer
+from bayesify.baselines.natural_gradient import Changes, LayerwiseTrainer, Moments
 from bayesify.jacobians.rules import Rule, layer_factors
 from bayesify.jacobians.trace import Pulled
 from bayesify.likelihoods import Categorical, Likelihood
@@ -150,9 +150,7 @@ class NoisyKFAC(LayerwiseTrainer):
 
     # -- factors ---------------------------------------------------------------------------------------------------
 
-    def curvature(
-        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
-    ) -> dict[str, dict[str, Tensor]]:
+    def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
         """For each layer name, A and S of one draw. Both contain the example weights; A is later divided by the mean weight."""
         if not self._observes():
             return {}
@@ -222,11 +220,9 @@ class NoisyKFAC(LayerwiseTrainer):
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def update(
-        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
-    ) -> list[tuple[str, Tensor, Tensor]]:
+    def update(self, gradient: Mapping[str, Tensor], curvature: Moments, learning_rate: float) -> Changes:
         """Compute a step by the formula in the class's docstring."""
-        total, changed = self.effective_data, list[tuple[str, Tensor, Tensor]]()
+        total, changed = self.effective_data, Changes()
         factorize = (self.steps - 1) % self.inverse_every == 0 or not self._inverses
         for part, layer in self._layers():
             name = layer.name
@@ -242,7 +238,7 @@ class NoisyKFAC(LayerwiseTrainer):
             changed.append((name, mean, mean - learning_rate * (rows @ (rows.T @ slope @ cols) @ cols.T)))
         return changed
 
-    def _factorize(self, part: MatrixNormal, layer: Layer) -> list[tuple[str, Tensor, Tensor]]:
+    def _factorize(self, part: MatrixNormal, layer: Layer) -> Changes:
         name, total = layer.name, self.effective_data
         correction = 1 - self.decay**self._observed
         inputs, gradients = (self.moments[kind][name] / correction for kind in ("inputs", "gradients"))

@@ -86,7 +86,7 @@ class _Potential:
     """The potential -log p(w, y) as a function of one vector that holds all weights, in float64."""
 
     def __init__(
-        self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor], example_weights: Tensor | None = None
+        self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor], weights: Tensor | None
     ) -> None:
         self.likelihood = bnn.require_likelihood("nuts")
         self.prior = bnn.prior.draw(1).require_fixed("nuts")
@@ -94,7 +94,7 @@ class _Potential:
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
         self.sizes = {name: value.numel() for name, value in start.items()}
         self.dtype, self.output = next(iter(start.values())).dtype, bnn.output
-        (self.args, self.kwargs), self.y, self.example_weights = checked_inputs(x), y, example_weights
+        (self.args, self.kwargs), self.y, self.example_weights = checked_inputs(x), y, weights
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split [..., P] into a mapping from names to weights [..., *shape]."""

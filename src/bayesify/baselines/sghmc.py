@@ -49,16 +49,7 @@ class CyclicalSGHMC(torch.optim.Optimizer):
     `groups` has one dictionary per weight, with the weight's `params` and its `scale` s. `sghmc` documents the other arguments.
     """
 
-    def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        learning_rate: float,
-        friction: float,
-        num_data: int,
-        cycle_steps: int,
-        explore: float,
-    ) -> None:
-        chosen = {"friction": friction, "num_data": num_data, "cycle_steps": cycle_steps, "explore": explore}
+    def __init__(self, groups: Iterable[dict[str, Any]], learning_rate: float, **chosen: float) -> None:
         super().__init__(groups, {"lr": learning_rate, **chosen, "step": 0})
 
     @torch.no_grad()
@@ -135,9 +126,9 @@ def sghmc(
         learning_rate = STABLE_RATE / _largest_curvature(moving, first, groups, total)
     cycle_steps = max(min(steps, MIN_CYCLE_STEPS), math.ceil(steps / cycles))
     keeping = _Keeping(values, num_draws, steps, cycle_steps, explore)
-    chosen = (learning_rate, friction, total, cycle_steps, explore)
+    chosen = {"friction": friction, "num_data": total, "cycle_steps": cycle_steps, "explore": explore}
     fit(
-        moving, loader, epochs=epochs, num_data=total, optimizer=lambda _: CyclicalSGHMC(groups, *chosen),
+        moving, loader, epochs=epochs, num_data=total, optimizer=lambda _: CyclicalSGHMC(groups, learning_rate, **chosen),
         read_batch=read_batch, update=keeping, num_draws=1, **options,
     )  # fmt: skip
     return FixedDraws(keeping.draws(moving), bnn.require_likelihood("sghmc"), bnn.output)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass, general_squares
-from bayesify.baselines.natural_gradient import LayerwiseTrainer
+from bayesify.baselines.natural_gradient import Changes, LayerwiseTrainer, Moments
 from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
 from bayesify.posteriors.mean_field import MeanField
@@ -62,9 +62,7 @@ class VOGN(LayerwiseTrainer):
 
     family = MeanField
 
-    def curvature(
-        self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None
-    ) -> dict[str, dict[str, Tensor]]:
+    def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
         """For each weight name, the weighted mean of squared gradients over examples."""
         batch = len(seen.at_outputs)
         second_moments: dict[str, Tensor] = {}
@@ -95,9 +93,7 @@ class VOGN(LayerwiseTrainer):
                     "into eval mode"
                 )
 
-    def update(
-        self, gradient: Mapping[str, Tensor], curvature: Mapping[str, Mapping[str, Tensor]], learning_rate: float
-    ) -> list[tuple[str, Tensor, Tensor]]:
+    def update(self, gradient: Mapping[str, Tensor], curvature: Moments, learning_rate: float) -> Changes:
         """Compute a step by the formula in the class's docstring."""
         total, changed = self.effective_data, []
         for part in self.bnn.posteriors:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bayesify.arguments.suggestions import suggest
-from bayesify.compare.leakage import describe, find_copies
+from bayesify.compare.leakage import describe, find_copies, time_hint
 from bayesify.compare.question import Question
 from bayesify.compare.splits import MIN_ROWS, Parts, make_parts, thinned
 from bayesify.serving.sources import Source, read_source
@@ -150,8 +150,9 @@ def read_compared_table(question: Question) -> ComparedTable:
     standard, cautions = standard if at_random else (), []
     if not standard:
         copies = find_copies(features) if at_random else None
-        seed, by_time = derive_seed(question.seed, "giveaways") % 2**31, times is not None
-        cautions = describe(features, values, found.task, copies, target=target, by_time=by_time, seed=seed)
+        seed = derive_seed(question.seed, "giveaways") % 2**31
+        cautions = describe(features, values, found.task, copies, target=target, seed=seed)
+        cautions += time_hint(features) if times is None else []
         groups = copies if groups is None else groups
     table = ComparedTable(
         source.name, found.task, target, replace(features, notes=()), values, tuple(map(str, classes)), None, standard,

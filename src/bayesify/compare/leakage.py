@@ -142,14 +142,7 @@ def _explained(values: np.ndarray, guess: np.ndarray, task: Task) -> float:
 
 
 def describe(
-    features: Features,
-    values: np.ndarray,
-    task: Task,
-    copies: np.ndarray | None,
-    *,
-    target: str,
-    by_time: bool,
-    seed: int,
+    features: Features, values: np.ndarray, task: Task, copies: np.ndarray | None, *, target: str, seed: int
 ) -> list[str]:
     """Warnings about the scores, as sentences. `copies` are the groups from `find_copies`."""
     notes = []
@@ -172,12 +165,10 @@ def describe(
             "due to chance. Trust a score only if it is clearly better than the score of the constant guess, and leave "
             "out irrelevant columns."
         )
-    if not by_time:
-        notes += _time_hint(features)
     return notes
 
 
-def _time_hint(features: Features) -> list[str]:
+def time_hint(features: Features) -> list[str]:
     """A hint that names the first date column by which the rows are ordered."""
     for name, column in zip(features.number_names, features.numbers.T, strict=True):
         known = column[~np.isnan(column)]

@@ -96,7 +96,7 @@ def judge(summary: Summary, target: str, classes: Sequence[str] = ()) -> Verdict
         *_rare_classes(shown, summary, classes),
         *_outside(shown, summary),
     ]
-    headline = _headline(certainty, best, tied, summary, target, _majority(summary, classes))
+    headline = _headline(certainty, tied, summary, target, classes)
     network_name = None if network is None else network.name
     return Verdict(headline, certainty, pick.name, network_name, tuple(sentences), tuple(_details(summary)))
 
@@ -141,14 +141,8 @@ def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
 # -- headline and reasons ----------------------------------------------------------------------------------------------
 
 
-def _headline(
-    certainty: str,
-    best: MethodRow,
-    tied: Sequence[MethodRow],
-    summary: Summary,
-    target: str,
-    majority: tuple[str, float] | None,
-) -> str:
+def _headline(certainty: str, tied: Sequence[MethodRow], summary: Summary, target: str, classes: Sequence[str]) -> str:
+    best, majority = summary.ranked[0], _majority(summary, classes)
     if certainty == "untested":
         return f"{capital(best)} did best, but on a single split, which is too little to decide."
     if certainty == "nothing":

@@ -12,7 +12,7 @@ import numpy as np
 
 from bayesify.arguments.suggestions import suggest
 from bayesify.serving.about import MAX_TEXT_CHARACTERS, About, Column
-from bayesify.serving.folder import ModelFolder, used_columns
+from bayesify.serving.folder import Estimator, ModelFolder, used_columns
 from bayesify.serving.judged import Judged
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.fitted import HeldOut
@@ -96,8 +96,8 @@ def fit_table(
     out_of_fold = _plain(estimator.choices_).get("out_of_fold", {})
     own = Scored(out_of_fold, OUT_OF_FOLD, estimator.fitted_.held_out, np.arange(len(values)))
     scored = scored or own
-    about = _describe(frame, inputs, found, values, estimator, scored, name, seed)
-    about = replace(about, notes=(*notes, *found.notes), missing=tuple(missing))
+    about = _describe(frame, inputs, found, values, estimator, scored, name)
+    about = replace(about, notes=(*notes, *found.notes), missing=tuple(missing), seed=seed)
     rows = frame[[*used_columns(estimator), target]].iloc[found.rows] if keep_rows else None
     return _with_judged(ModelFolder(estimator, about, rows=rows), inputs, own if own.held_out is not None else scored)
 
@@ -107,10 +107,9 @@ def _describe(
     inputs: DataFrame,
     target: Target,
     values: np.ndarray,
-    estimator: BayesianRegressor | BayesianClassifier,
+    estimator: Estimator,
     scored: Scored,
     name: str,
-    seed: int,
 ) -> About:
     """The facts about a model."""
     used, decimal = list(used_columns(estimator)), frame.attrs.get(DECIMAL_COMMAS, ())
@@ -118,7 +117,7 @@ def _describe(
     target_column = describe(target.name, frame[target.name].iloc[target.rows], classes=target.classes)
     return About(
         name, target.name, target.task, len(values), fingerprint(inputs[used], values), columns, target_column,
-        _plain(estimator.choices_), scored.scores, scored.where, seed=seed,
+        _plain(estimator.choices_), scored.scores, scored.where,
         commas=tuple(column for column in decimal if column in inputs or column == target.name),
         identifiers=tuple(column for column in frame.columns if column not in (*used, target.name) and _identifies(frame[column])),
     )  # fmt: skip
@@ -161,9 +160,7 @@ def read_rows(
     return found, values, frame.drop(columns=[target, *ignore]).iloc[found.rows].reset_index(drop=True)
 
 
-def _hold_out(
-    estimator: BayesianRegressor | BayesianClassifier, cells: DataFrame, values: np.ndarray, seed: int
-) -> Scored:
+def _hold_out(estimator: Estimator, cells: DataFrame, values: np.ndarray, seed: int) -> Scored:
     """Scores on held-out rows, from a first training run without these rows."""
     held = np.random.default_rng(seed).permutation(len(values)) % HELD_OUT_FRACTION == 0
     estimator.fit(cells[~held], values[~held])

@@ -31,6 +31,7 @@ FACTS_HASH, MODEL_HASH = "facts_sha256", "model_sha256"
 stored in `model.json`."""
 
 T = TypeVar("T")
+Estimator = BayesianRegressor | BayesianClassifier
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class ModelFolder:
         rows: Training rows to store in the folder; `None` if no rows are stored, or if the folder was read from disk.
     """
 
-    estimator: BayesianRegressor | BayesianClassifier
+    estimator: Estimator
     about: About
     remarks: tuple[str, ...] = ()
     figure: str = ""
@@ -112,7 +113,7 @@ class ModelFolder:
         return cls(estimator, about, tuple(remarks))
 
 
-def used_columns(estimator: BayesianRegressor | BayesianClassifier) -> tuple[str, ...]:
+def used_columns(estimator: Estimator) -> tuple[str, ...]:
     """The columns of the table from which an estimator predicts, in order; empty if the estimator was trained on an array."""
     columns = estimator.fitted_.columns
     return () if columns is None else columns.used
