@@ -66,12 +66,14 @@ def column(rows, name):
 
 def test_quantiles_and_limits_are_those_of_the_predictive(folders, predict):
     new = table(1).drop(columns=["price", "kind"])
-    done, rows = predict("price", new, "--quantiles", "0.1,0.5", "--above", "70000,80000.5", "--below", "70000")
+    done, rows = predict(
+        "price", new, "--quantiles", "0.1,0.5", "--above", "70000", "--above", "80000.5", "--below", "70000"
+    )
     assert done.exit_code == 0, done.output
     names = ["quantile_0.1", "quantile_0.5", "above_70000", "above_80000.5", "below_70000"]
     assert list(rows[0]) == ["row", "prediction", "lower", "upper", "std", "unusual", *names]
     mean, std = (column(rows, name) for name in ("prediction", "std"))
-    estimator = ModelFolder.read(folders / "price").estimator
+    estimator = ModelFolder.read(str(folders / "price")).estimator
     tenth, half = estimator.predict_quantiles(new, [0.1, 0.5])
     np.testing.assert_allclose(column(rows, "quantile_0.1"), tenth, rtol=1e-5)
     np.testing.assert_allclose(column(rows, "quantile_0.5"), half, rtol=1e-5)

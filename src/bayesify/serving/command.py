@@ -54,18 +54,21 @@ Csv = Annotated[
     Path | None, typer.Option(help="CSV file to write (default: NEW-predictions.csv in the current folder).")
 ]
 IntervalLevel = Annotated[float, typer.Option(help="Share of rows whose true value should lie inside the interval.")]
-Quantiles = Annotated[str, typer.Option(help="Quantiles of a numeric target to write, such as 0.1,0.5,0.9.")]
+Quantiles = Annotated[
+    list[str] | None, typer.Option(help="Quantiles of a numeric target to write, such as 0.1,0.5,0.9.")
+]
 Above = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
-        help="Write the probability that the target exceeds this number, such as 500000. Separate several "
-        "numbers by commas."
+        help="Write the probability that the target exceeds this number, such as 500000. For several numbers, "
+        "separate them by commas or repeat the option."
     ),
 ]
 Below = Annotated[
-    str,
+    list[str] | None,
     typer.Option(
-        help="Write the probability that the target stays below this number. Separate several numbers by commas."
+        help="Write the probability that the target stays below this number. For several numbers, separate them by commas or "
+        "repeat the option."
     ),
 ]
 DecisionCosts = Annotated[
@@ -212,9 +215,9 @@ def predict(
     new: New,
     out: Csv = None,
     level: IntervalLevel = 0.9,
-    quantiles: Quantiles = "",
-    above: Above = "",
-    below: Below = "",
+    quantiles: Quantiles = None,
+    above: Above = None,
+    below: Below = None,
     costs: DecisionCosts = "",
     explain: Explain = False,
     sheet: terminal.Sheet = "",
@@ -241,7 +244,9 @@ def predict(
         from bayesify.serving.questions import Questions, check_level, number_of
 
         given = {"--quantiles": quantiles, "--above": above, "--below": below}
-        numbers = [[number_of(option, text) for text in names_of(found)] for option, found in given.items()]
+        numbers = [
+            [number_of(option, text) for text in names_of(",".join(found or []))] for option, found in given.items()
+        ]
         asked = Questions(numbers[0], numbers[1], numbers[2], costs, explain)
         check_level("--level", level)
         from bayesify.serving.folder import ModelFolder  # after the options, because it imports torch

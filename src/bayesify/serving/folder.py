@@ -80,13 +80,15 @@ class ModelFolder:
                 (folder / name).unlink(missing_ok=True)  # the file belongs to an earlier model
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: str | Path) -> Self:
         """Read a folder that `write` has written.
 
         Raises:
             InputError: If this is not a model folder, or if its files are damaged, were changed, belong to two models, or have
                 another format.
         """
+
+        folder = Path(folder)
 
         def read(about: Path, model: Path) -> tuple[dict[str, Any], About, Any, Any]:
             return *_read_facts(folder, about), *_read_tensors(folder, model)
