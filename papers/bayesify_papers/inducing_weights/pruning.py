@@ -108,7 +108,7 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
-    program = Program(__doc__, __spec__, "pruning").option("data", "workers", "num_train", seeds=3)
+    program = Program(__doc__, __spec__, "pruning").option("data", "workers", "num_train", seed=1, seeds=3)
     program.choice("dataset", ("fashion_mnist", "cifar10"), default="fashion_mnist")
     program.choice("systems", KEPT_SHARES, default=list(KEPT_SHARES))
     program.add_argument(
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = {
         f"{system}-{seed}": Pruning(system, recipe, source, epochs, seed, device)
         for system in chosen.systems
-        for seed in range(1, seeds + 1)
+        for seed in range(chosen.seed, chosen.seed + seeds)
     }
     workers = count_workers(chosen.workers, device)
     results = run_trainings(work, jobs, chosen.out, workers=workers)
