@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.table_sources import NEW_SOURCES, Source
+from benchmarks.table_sources import EVERY_SOURCE, NEW_SOURCES, Source
 from tools import tables_page as seen
 from tools.markdown import replaced, table
 from tools.tables_page import OURS, Found, Runs, kind, mean, number
@@ -150,7 +150,7 @@ def groups(runs: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     """Number of rows, and of rows inside their intervals, for each group with enough test rows and for all other rows together."""
     found: dict[str, tuple[int, int]] = {}
     for run in runs:
-        for name, (num, inside) in run["groups_90"].items():
+        for name, (num, inside) in run.get("groups_90", {}).items():
             before = found.get(name, (0, 0))
             found[name] = before[0] + num, before[1] + inside
     large = {name: part for name, part in found.items() if part[0] >= MIN_GROUP_ROWS}
@@ -160,27 +160,37 @@ def groups(runs: Iterable[dict[str, Any]]) -> dict[str, tuple[int, int]]:
     return large
 
 
+def coverage(runs: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """Number of rows, and of rows inside their 90 % intervals."""
+    parts = [(run["num"], run.get("drawn_90", run["inside_90"])) for run in runs]
+    return sum(num for num, _ in parts), sum(inside for _, inside in parts)
+
+
+def held(found: Found, every: Iterable[Source]) -> str:
+    """Number of tables and of groups whose coverage is within the limits."""
+    all_runs = [list(found[OURS].get(one.name, {}).values()) for one in every if one.task != "classification"]
+    tables = [off(*coverage(runs)) for runs in all_runs if runs]
+    parts = [off(*part) for runs in all_runs for part in groups(runs).values()]
+    return f"on {tables.count(False)} of {len(tables)} tables and in {parts.count(False)} of {len(parts)} groups"
+
+
 def intervals(found: Found) -> str:
-    rows, fine, tables = [], 0, 0
-    groups_off = groups_all = 0
+    rows = []
     for source in sources(found):
         if source.task == "classification":
             continue
         runs = list(found[OURS][source.name].values())
-        num = sum(run["num"] for run in runs)
-        inside = sum(run.get("drawn_90", run["inside_90"]) for run in runs)
-        tables, fine = tables + 1, fine + (not off(num, inside))
+        num, inside = coverage(runs)
         tenths = [[sum(run["tenths_90"][index][part] for run in runs) for part in (0, 1)] for index in range(10)]
         own = groups(runs)
         bad = {name: part for name, part in own.items() if off(*part)}
-        groups_all, groups_off = groups_all + len(own), groups_off + len(bad)
         worst = max(own, key=lambda name: abs(own[name][1] / own[name][0] - LEVEL), default="")
         cells = [source.name, seen.share(inside / num, math.sqrt(LEVEL * (1 - LEVEL) / num), 90)]
         cells.append(" ".join(f"{100 * b / a:.0f}{'✗' if off(a, b) else ''}" for a, b in tenths))
         cells.append(f"{len(own) - len(bad)} of {len(own)}" if own else "")
         cells.append(f"{worst}: {100 * own[worst][1] / own[worst][0]:.0f} ({own[worst][0]} rows)" if own else "")
         rows.append(cells)
-    counts = f"on {fine} of {tables} tables and in {groups_all - groups_off} of {groups_all} groups"
+    counts = f"{held(found, NEW_SOURCES)}. On the old and the new tables together, it is {held(found, EVERY_SOURCE)}"
     header = [
         "table",
         "coverage of 90 % intervals, %",

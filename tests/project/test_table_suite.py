@@ -188,6 +188,16 @@ def test_coverage_is_marked_where_it_is_off():
     assert page.coverage(counts, 50, closed=True) == (0.70, 0.05)
 
 
+def test_intervals_are_counted_on_new_tables_and_on_all_tables():
+    """One of two new tables holds 80 of 100 rows; of its groups, one of two is off. Old runs may lack groups."""
+    new, old = ([one for one in every if one.task == "regression"] for every in (unseen.NEW_SOURCES, page.SOURCES))
+    wide = {"num": 500, "inside_90": 450, "groups_90": {"a": [100, 90], "few": [5, 0]}}
+    narrow = {"num": 500, "inside_90": 400, "groups_90": {"a": [100, 90], "b": [400, 310]}}
+    runs = {new[0].name: {0: wide}, new[1].name: {0: narrow}, old[0].name: {0: {"num": 500, "inside_90": 450}}}
+    assert unseen.held({"bayesify": runs}, new) == "on 1 of 2 tables and in 2 of 3 groups"
+    assert unseen.held({"bayesify": runs}, [*old, *new]) == "on 2 of 3 tables and in 2 of 3 groups"
+
+
 @pytest.mark.parametrize("page", [page, unseen], ids=["tables", "unseen"])
 def test_the_page_shows_the_committed_runs(page):
     shown = page.PAGE.read_text().split(page.START)[1].split(page.END)[0]
