@@ -15,18 +15,10 @@ from bayesify.maths.kernels import MATERN, distances, squared_exponential_matrix
 class Stationary(nn.Module):
     r"""Stationary kernel $k(x, x') = a^2 \kappa(r)$ with $r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2$, one lengthscale per input (ARD).
 
-    $\kappa$ is the squared exponential $\exp(-r^2 / 2)$, or Matern of order 1/2, 3/2 or 5/2.
+    $\kappa$ is the squared exponential $\exp(-r^2 / 2)$, or Matern of order 1/2, 3/2 or 5/2; see `KERNELS` for the names.
+    Lengthscales start at $\sqrt D$ by default, the typical distance of standardized inputs.
 
-    Stored parameters: `raw_lengthscale` and `raw_amplitude`, which softplus maps to positive values.
-
-    Shapes:
-        raw_lengthscale: [D]; raw_amplitude: [].
-
-    Args:
-        name: `"squared_exponential"`, `"matern12"`, `"matern32"` or `"matern52"`.
-        num_inputs: Number of inputs D.
-        lengthscale: Initial value of all lengthscales; by default $\sqrt D$, the typical distance of standardized inputs.
-        amplitude: Initial amplitude a, which is a standard deviation.
+    Stored parameters: `raw_lengthscale`, [D], and `raw_amplitude`, [], which softplus maps to positive values.
     """
 
     def __init__(self, name: str, num_inputs: int, lengthscale: float | None = None, amplitude: float = 1.0) -> None:
@@ -68,14 +60,8 @@ class Stationary(nn.Module):
 class Linear(nn.Module):
     r"""Linear kernel $k(x, x') = b^2 + \sum_d s_d^2 x_d x'_d$: Bayesian linear regression on the layer's inputs.
 
-    Stored parameters: `raw_scale` and `raw_bias`, which softplus maps to positive values.
-
-    Shapes:
-        raw_scale: [D]; raw_bias: [].
-
-    Args:
-        num_inputs: Number of inputs D.
-        amplitude: Initial value of b, and initial standard deviation of the linear part at a typical standardized input.
+    Stored parameters: `raw_scale`, [D], and `raw_bias`, [], which softplus maps to positive values. `amplitude` is the
+    initial value of b, and the initial standard deviation of the linear part at a typical standardized input.
     """
 
     name = "linear"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any, Literal
 
@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bayesify.jacobians import Gradients, Jacobians
 from bayesify.jacobians.rules import LookupRule, fold_product
-from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
 
 Covariance = Literal["diagonal", "full", "joint", "example"]
@@ -48,28 +47,24 @@ def output_covariance(
 
 def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
     variance = as_float(variance)
-    uses = gradients.uses(name)
     calls = gradients.calls(name)
-    if len(calls) == 1 and uses[0].leaf == "weight":
-        rule, kept, g = calls[0]
-        if rule.has_factors:
-            factors = rule.factors(kept, g)
+    if len(calls) == 1 and calls[0][0].leaf == "weight":
+        use, kept, g = calls[0]
+        if use.rule.has_factors:
+            factors = use.rule.factors(kept, g)
             assert factors is not None
             yield from _of_linear_map(*factors, variance.reshape(variance.shape[0], -1), kind, memory)
             return
-        if isinstance(rule, LookupRule):
-            yield from _of_table(rule, kept, g, variance, kind, memory)
+        if isinstance(use.rule, LookupRule):
+            yield from _of_table(use.rule, kept, g, variance, kind, memory)
             return
-    yield from _of_dense(gradients, uses, name, variance, kind, memory)
+    yield from _of_dense(gradients, name, variance, kind, memory)
 
 
-def _of_dense(
-    gradients: Gradients, uses: Sequence[Use], name: str, variance: Tensor, kind: Covariance, memory: int
-) -> Iterator[Tensor]:
+def _of_dense(gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
     """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight. This form is for small
     weights, for weights with several uses, and for layers that no faster form covers."""
-    flat = variance.flatten()
-    calls = [(use, kept, g) for use in uses for kept, g in gradients.calls_of(use.rule)]
+    flat, calls = variance.flatten(), gradients.calls(name)
     if not calls:
         yield contribution(gradients.dense(name).reshape(*gradients.shape, -1), flat, kind)
         return

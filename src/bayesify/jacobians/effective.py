@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians.linearization import Jacobians
-from bayesify.maths.evidence import fixed_point_noise
 from bayesify.running.inputs_and_outputs import split_rows
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight, group_layers
@@ -19,6 +18,8 @@ MAX_NUMBERS, MIN_NUMBERS = 1024, 32
 """Largest number of scalar outputs in the kernel, and the smallest number that gives an estimate."""
 MAX_ENTRIES = 2**25
 """Largest number of entries in the Jacobian of the outputs in the kernel (128 MiB)."""
+NUM_NOISE_STEPS = 50
+"""Number of fixed-point iterations for the noise."""
 ROWS_AT_ONCE = 64
 LEARNED_SHARE = 0.9
 """Factor on the effective number of weights. A training run that ends before the optimum has memorized less than the formula says.
@@ -92,3 +93,19 @@ def _scales(weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> dict
         own = torch.cat([values[part.name].double().flatten() for part in layer.weights])
         found |= dict.fromkeys((part.name for part in layer.weights), float(own.square().mean().sqrt()))
     return found
+
+
+def fixed_point_noise(
+    spectrum: Tensor, factor: float, noise: float, *, squared_norm: float, squared_error: float, count: float
+) -> float:
+    r"""MacKay's fixed point for the noise, $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$ with $\gamma$ effective parameters.
+
+    The eigenvalues of the curvature belong to the initial variance `noise`. They and the squared norm of the mean
+    weights are whitened by the prior. The factor on the prior precisions is optimized as well. `count` is N O.
+    """
+    unit = spectrum.double() * noise
+    for _ in range(NUM_NOISE_STEPS):
+        effective = float((unit / (unit + factor * noise)).sum())
+        factor = effective / max(squared_norm, 1e-12)
+        noise = squared_error / max(count - effective, 1e-6)
+    return noise

@@ -345,7 +345,7 @@ class Jacobians:
                 parts = [pulled.rows(slice(row, row + 1)).dense(own) for row in range(half)]
                 found: Any = None if parts[0] is None else sum(part[0, 0] for part in parts if part is not None)
                 right = (found is None or found.shape == truth[name].shape) and agrees(name, found)
-                if right and all(pulled.stays_within(use.rule, half, count) for use in own):
+                if right and pulled.stays_within(own, half, count):
                     kept[name] = own
             except (RuntimeError, IndexError) as refusal:
                 if isinstance(refusal, torch.OutOfMemoryError):
@@ -469,13 +469,9 @@ class Gradients:
         total = self._pulled.sum_of_squares(uses, size, memory, index)
         return self._or_zero(None, (size if index is None else len(index),))[0, 0] if total is None else total
 
-    def calls(self, name: str) -> list[tuple[Rule, Tensor, Tensor]]:
-        """For each call of the layers that use a weight: the rule, the tensor that it recorded, and the gradients [K, B, ...]."""
-        return [(use.rule, *call) for use in self.uses(name) for call in self.calls_of(use.rule)]
-
-    def calls_of(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """For each call of a rule's layer: the tensor that the rule recorded, and the gradients [K, B, ...]."""
-        return self._pulled.calls(rule)
+    def calls(self, name: str) -> list[tuple[Use, Tensor, Tensor]]:
+        """For each call of the layers that use a weight: the use, the tensor that its rule recorded, and gradients [K, B, ...]."""
+        return self._pulled.of(self.uses(name))
 
     def _general(self, name: str) -> Tensor:
         if name not in self._by_example:

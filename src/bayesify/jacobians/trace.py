@@ -137,11 +137,11 @@ class Pulled:
         """The gradients of some examples. The tensors of a layer are sliced only when they are read."""
         return Pulled(self._found, index)
 
-    def stays_within(self, rule: Rule, rows: int, total: int) -> bool:
-        """Whether a layer has one row per example, and its gradients are 0 after the first `rows` examples."""
+    def stays_within(self, uses: Sequence[Use], rows: int, total: int) -> bool:
+        """Whether layers have one row per example, and their gradients are 0 after the first `rows` examples."""
         return all(
             kept.shape[0] == total and g.shape[1] == total and not bool(g[:, rows:].any())
-            for kept, g in self.calls(rule)
+            for _, kept, g in self.of(uses)
         )
 
     def dense(self, uses: Sequence[Use]) -> Tensor | None:
@@ -158,7 +158,7 @@ class Pulled:
         A linear map that sees each example once needs one product of squares. For other layers, gradients are materialized for as
         many examples at a time as fit into `memory` bytes.
         """
-        calls = [(use, kept, g) for use in uses for kept, g in self.calls(use.rule)]
+        calls = self.of(uses)
         if not calls:
             return None
         use, kept, g = calls[0]
@@ -175,6 +175,10 @@ class Pulled:
                 total = total + found.reshape(*found.shape[:2], -1).square().sum((0, 1))
         return total
 
+    def of(self, uses: Sequence[Use]) -> list[tuple[Use, Tensor, Tensor]]:
+        """For each call of the layers that use a weight: the use, the kept inputs and the gradients [K, B, ...]."""
+        return [(use, *call) for use in uses for call in self.calls(use.rule)]
+
     def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
         """For each call of a layer: the kept inputs and the gradients [K, B, ...]."""
         own = [(application.kept, g) for application, g in self._found if application.rule is rule]
@@ -182,10 +186,9 @@ class Pulled:
 
     def _sum(self, uses: Sequence[Use], part: Callable[[Use, Tensor, Tensor], Tensor]) -> Tensor | None:
         total = None
-        for use in uses:
-            for kept, g in self.calls(use.rule):
-                term = part(use, kept, g)
-                total = term if total is None else total + term
+        for call in self.of(uses):
+            term = part(*call)
+            total = term if total is None else total + term
         return total
 
 

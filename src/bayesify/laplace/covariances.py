@@ -366,8 +366,9 @@ class KroneckerCovariance(WeightCovariance):
                 turned = out_vectors.T @ layer.to_matrix(each).to(out_vectors) @ in_vectors
                 yield index, turned.movedim(1, 0).flatten(2)
                 continue
-            calls = [layer_factors(*call, layer) for call in gradients.calls(layer.weights[0].name)]
-            moved = [(a @ in_vectors, g @ out_vectors) for a, g in calls]
+            calls = gradients.calls(layer.weights[0].name)
+            factors = (layer_factors(use.rule, kept, g, layer) for use, kept, g in calls)
+            moved = [(a @ in_vectors, g @ out_vectors) for a, g in factors]
             if len(moved) == 1 and moved[0][0].shape[1] == 1:
                 yield index, (moved[0][0][:, 0], moved[0][1][:, :, 0])
             else:
@@ -380,13 +381,13 @@ class KroneckerCovariance(WeightCovariance):
         Their outer products are the gradients with respect to the whole weight. The result is `None` if the gradients
         are not such products, because the weight has several uses or positions or because its layer is not linear.
         """
-        uses, calls = gradients.uses(name), gradients.calls(name)
-        if self.subset.entries[name] is not None or len(uses) != 1 or len(calls) != 1:
+        calls = gradients.calls(name)
+        if self.subset.entries[name] is not None or len(gradients.uses(name)) != 1 or len(calls) != 1:
             return None
-        rule, kept, g = calls[0]
-        if not isinstance(rule, LinearRule) or uses[0].leaf != "weight" or kept.shape[1] != 1:
+        use, kept, g = calls[0]
+        if not isinstance(use.rule, LinearRule) or use.leaf != "weight" or kept.shape[1] != 1:
             return None
-        a, slopes = rule.factors(kept.detach(), g.detach())
+        a, slopes = use.rule.factors(kept.detach(), g.detach())
         return a[:, 0].to(self.prior), slopes[:, :, 0].to(self.prior)
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:

@@ -397,8 +397,8 @@ def _add_factors(
 ) -> int:
     """Add a layer's products a a^T and g g^T to the sums, on the device of the sums, and count the layer's positions."""
     positions = 0
-    for call in gradients.calls(layer.weights[0].name):
-        a, g = layer_factors(*call, layer)
+    for use, kept, grads in gradients.calls(layer.weights[0].name):
+        a, g = layer_factors(use.rule, kept, grads, layer)
         positions += a.shape[1]
         a = a if weights is None else a * weights.to(a).sqrt().view(-1, 1, 1)
         for key, factor in ((f"inputs/{layer.name}", a), (f"slopes/{layer.name}", g)):

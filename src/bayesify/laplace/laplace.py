@@ -21,9 +21,9 @@ from bayesify.baselines.swag import SWAG
 from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, check_deterministic
-from bayesify.jacobians.effective import held_out_ratio
+from bayesify.jacobians.effective import fixed_point_noise, held_out_ratio
+from bayesify.laplace import leave_one_out
 from bayesify.laplace import prior_precision as precisions
-from bayesify.laplace import tuning
 from bayesify.laplace.covariances import (
     DiagonalCovariance,
     FullCovariance,
@@ -49,15 +49,6 @@ from bayesify.laplace.curvature import (
     sum_over_processes,
 )
 from bayesify.laplace.last_layer import last_layer_curvature, layer_of
-from bayesify.laplace.leave_one_out import (
-    MAX_DENSITY_LOSS,
-    MAX_JOINT_OUTPUTS,
-    NUM_LEFT_OUT_ROWS,
-    LeftOutRows,
-    LinearModel,
-    leave_out,
-    nearest_good,
-)
 from bayesify.laplace.linearized import (
     MAX_EXACT_OUTPUTS,
     MAX_QUIET_PASSES,
@@ -83,7 +74,6 @@ from bayesify.laplace.sampled import (
 from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
-from bayesify.maths.evidence import fixed_point_noise
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.gaussian import Link, OutputGaussian
@@ -414,14 +404,14 @@ class Laplace(Drawable):
         noise = float(self._shared_noise("Laplace").noise.detach())
         model = self._linear_model(examples, noise, self.data.squared_error)
         training, ratio = model.training_penalty()
-        rows = LeftOutRows(model.penalties())
+        rows = leave_one_out.LeftOutRows(model.penalties())
         factors = [penalty / noise for penalty in (training, *rows.penalties)]
         read = functools.partial(self._linearized().gaussians, budget=self.memory, factors=factors)
         for part, outputs, covariances in _parts_of(batches, read):
             residuals = math.sqrt(ratio) * (match_targets(part.y, outputs) - outputs).reshape(len(outputs), -1)
             counts = part.counts.to(self.device)
             leverages = (_matrices(one).double() / noise for one in covariances)
-            if self.outputs_per_example > MAX_JOINT_OUTPUTS:
+            if self.outputs_per_example > leave_one_out.MAX_JOINT_OUTPUTS:
                 residuals, counts = residuals.reshape(-1, 1), counts.repeat_interleave(self.outputs_per_example)
                 leverages = (variances_of(one).double().reshape(-1, 1, 1) / noise for one in covariances)
             rows.add(residuals, next(leverages), leverages, counts)
@@ -444,13 +434,13 @@ class Laplace(Drawable):
             total += subset.take(dict(zip(given, found, strict=True)))
         return sum_over_processes(total).to(self.dtype)
 
-    def _linear_model(self, examples: Examples, noise: float, loss: float) -> LinearModel:
+    def _linear_model(self, examples: Examples, noise: float, loss: float) -> leave_one_out.LinearModel:
         """The linearized network as a least-squares regression. Its squared error, divided by the noise variance, is
         twice the negative log-likelihood of the linearized network."""
         subset, posterior = self.fitted()
         assert isinstance(posterior, FullCovariance)
         mean = posterior.prior * subset.take(self.values).to(self.dtype)
-        return LinearModel(
+        return leave_one_out.LinearModel(
             noise * posterior.spectrum().double(),
             posterior.in_eigenbasis(mean).double(),
             noise * posterior.in_eigenbasis(self._score(examples)).double(),
@@ -490,7 +480,7 @@ class Laplace(Drawable):
                 "CPU core; subset='last_layer' takes seconds",
                 stacklevel=5,
             )
-        rows, outputs = min(self.data.num_data, NUM_LEFT_OUT_ROWS), self.outputs_per_example
+        rows, outputs = min(self.data.num_data, leave_one_out.NUM_LEFT_OUT_ROWS), self.outputs_per_example
         chooses = self._default and self.likelihood.task == "classification" and self.device.type == "cpu"
         if isinstance(posterior, FullCovariance) and chooses and rows * outputs**3 > MAX_QUIET_OPERATIONS:
             warnings.warn(
@@ -909,7 +899,7 @@ class Laplace(Drawable):
         batches = examples.all_over(rows)
         if one:
             factors = list(precisions.SETTLING_FACTORS)
-            pieces = [factors[tuning.best_of(self._evidences(factors)) :]]
+            pieces = [factors[precisions.best_of(self._evidences(factors)) :]]
         else:
             batches, factors = cut(batches, rows), list(precisions.WIDE_FACTORS)
             pieces = [factors[:1], factors[1:]] if posterior.diagonalize() else [[factor] for factor in factors]
@@ -932,7 +922,7 @@ class Laplace(Drawable):
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
         if self.likelihood.task != "classification" or not fits or not posterior.diagonalize():
             return
-        batches = self._whole_rows(examples, NUM_LEFT_OUT_ROWS)
+        batches = self._whole_rows(examples, leave_one_out.NUM_LEFT_OUT_ROWS)
         if not batches:
             return
         model = self._linear_model(examples, 1.0, -2 * self.data.log_likelihood)
@@ -945,14 +935,14 @@ class Laplace(Drawable):
             if outputs.ndim != 2:
                 return
             spreads = [_matrices(one) for one in covariances]
-            for place, (mean, spread) in enumerate(leave_out(self.likelihood, outputs, part.y, spreads)):
+            for place, (mean, spread) in enumerate(leave_one_out.leave_out(self.likelihood, outputs, part.y, spreads)):
                 for row, link in enumerate(links):
                     made = self._closed_form(mean, spread / self.temperature, seed, same_noise=True, link=link)
                     totals[row, place] += part.counts @ made.log_prob(part.y).cpu().double()
         densities = sum_over_processes(totals)
-        better = len(links) > 1 and float(densities[1].max() - densities[0].max()) > MAX_DENSITY_LOSS
+        better = len(links) > 1 and float(densities[1].max() - densities[0].max()) > leave_one_out.MAX_DENSITY_LOSS
         self._found_link = links[int(better)]
-        self._rescale(nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
+        self._rescale(leave_one_out.nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
         """For each factor on the precision, the loss of training rows, in nats, minus the loss of the network alone."""
@@ -1183,7 +1173,7 @@ class Laplace(Drawable):
         loader: Iterable[Any] | None = None,
         method: Literal["validation", "evidence"] | None = None,
         *,
-        grid: Sequence[Positive] = tuning.DEFAULT_GRID,
+        grid: Sequence[Positive] = precisions.DEFAULT_GRID,
         fine: bool = True,
         noise: bool = False,
         prediction: Method = "closed_form",
@@ -1221,8 +1211,8 @@ class Laplace(Drawable):
         if method == "evidence" or (method is None and loader is None):
             if noise:
                 self._fit_noise()
-            score: tuning.Score = self._evidences
-            num_fine = tuning.NUM_FINE_EVIDENCES
+            score: precisions.Score = self._evidences
+            num_fine = precisions.NUM_FINE_EVIDENCES
         else:
             if noise:
                 raise ValueError(
@@ -1230,11 +1220,11 @@ class Laplace(Drawable):
                     "tunes only the prior"
                 )
             score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
-            num_fine = tuning.NUM_FINE_SCORES
-        chosen, finding = tuning.search_precision(score, base, grid, num_fine if fine else 0)
+            num_fine = precisions.NUM_FINE_SCORES
+        chosen, finding = precisions.search_precision(score, base, grid, num_fine if fine else 0)
         kept = (old for old in self.findings if old.code != "search_at_edge")
         self.findings = (*kept, *([] if finding is None else [finding]))
-        if finding is not None and tuple(grid) == tuning.DEFAULT_GRID:
+        if finding is not None and tuple(grid) == precisions.DEFAULT_GRID:
             warnings.warn(f"tune_prior_precision: {finding}", stacklevel=4)
         self.set_prior_factor(chosen / base)
         return chosen
@@ -1252,7 +1242,7 @@ class Laplace(Drawable):
         num_draws: int,
         read_batch: BatchReader | None,
         generator: torch.Generator | None,
-    ) -> tuning.Score:
+    ) -> precisions.Score:
         """A function that takes factors on the prior precisions and returns the mean log predictive densities of a
         loader's data."""
         if loader is None:

@@ -152,14 +152,7 @@ def draw_diagonals(
 ) -> tuple[list[Tensor], Tensor]:
     r"""Draws $m + s \epsilon$ of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
 
-    Args:
-        means: Mean m of each Gaussian, in any shape.
-        log_stds: Log standard deviation log s of each Gaussian, in the shape of its mean.
-        noise: Noise $\epsilon$ of each Gaussian, [S, *shape].
-        prior_stds: Prior standard deviation $\sigma$ of each Gaussian.
-
-    Returns:
-        Draws [S, *shape] of each Gaussian, and the KL, a scalar in nats.
+    m and log s of a Gaussian have the same shape. Noise and draws are [S, *shape], and the KL is a scalar in nats.
     """
     if transforming():
         mean, std, kl = _joined(means, log_stds, prior_stds)
@@ -183,12 +176,7 @@ def standard_kl(std: Tensor, mean: Tensor | None = None, counts: Tensor | None =
     r"""KL of independent Gaussians to standard normals, $\sum_i n_i (\tfrac12 (m_i^2 + s_i^2 - 1) - \log s_i)$, a scalar.
 
     The forward and backward passes use few operations, because on a GPU the launch dominates the time of each
-    operation.
-
-    Args:
-        std: s.
-        mean: Means m, in the same shape; 0 by default.
-        counts: Factors n, in the same shape, without gradient; 1 by default.
+    operation. Means are 0 by default. The factors n (`counts`) are 1 by default and get no gradient.
     """
     found: Tensor = _StandardKL.apply(std, mean, counts)
     return found

@@ -9,23 +9,13 @@ from torch import Tensor
 
 
 def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], keep: float) -> dict[str, Tensor]:
-    """Masks of the largest scores over several tensors together.
+    """Masks of the largest scores over several tensors together, by weight name.
 
-    Args:
-        scores: Scores by weight name, each with the shape of the unpruned weight.
-        masks: Masks of the entries that earlier pruning left, by name; `None` if all entries are left.
-        keep: Fraction of all entries, including pruned ones, to keep.
-
-    Returns:
-        A mask per name. Exactly `round(keep * entries)` entries, but at least one, are true. Pruned entries stay false.
-
-    Raises:
-        ValueError: If fewer entries are left than `keep` asks for.
+    Exactly `round(keep * entries)` entries, but at least one, are true. Entries that earlier pruning removed (see `masks`)
+    count as entries and stay false. Raises `ValueError` if fewer entries are left than `keep` asks for.
     """
-    left: dict[str, Tensor] = {}
-    for name, score in scores.items():
-        earlier = masks[name]
-        left[name] = torch.ones_like(score, dtype=torch.bool) if earlier is None else earlier
+    all_left = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
+    left = all_left | {name: mask for name, mask in masks.items() if mask is not None}
     total = sum(score.numel() for score in scores.values())
     alive = sum(int(mask.sum()) for mask in left.values())
     wanted = max(1, round(keep * total))  # at least one, because a layer without entries could not be trained

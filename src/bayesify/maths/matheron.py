@@ -256,17 +256,10 @@ def conditional_draw(
     with $K = A A^\top$. This equals $I - K_c \otimes K_r$, which completes the first term to a unit covariance. Two noise arrays
     therefore replace the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular.
 
-    Args:
-        factors: See `factorize`.
-        u: Whitened U, [L, S, M_r, M_c].
-        scale: Scales $\lambda$, [L].
-        sigma: Prior standard deviations $\sigma$, [L], or [L, S] if they differ between draws.
-        noise: Noise arrays with the shapes of `noise_shapes`. They are overwritten if gradients are off.
-        dtype: Dtype of the operands in products with matrices of the weights' size; the products are summed in float32.
-            If gradients are off, draws also have this dtype.
-
-    Returns:
-        Draws of each group, [G, S, d_out, d_in].
+    Whitened U is [L, S, M_r, M_c], scales $\lambda$ are [L], prior standard deviations $\sigma$ are [L], or [L, S] if they
+    differ between draws, and draws of each group are [G, S, d_out, d_in]. The noise, with the shapes of `noise_shapes`,
+    is overwritten if gradients are off. Operands of products with matrices of the weights' size have the given dtype, and
+    the products are summed in float32. If gradients are off, draws also have this dtype.
     """
     base, amplitude = start_and_size(factors, u, scale, sigma, noise[0])
     counts = factors.counts

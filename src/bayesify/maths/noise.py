@@ -93,9 +93,8 @@ Randomness = torch.Generator | NoiseSource | None
 class StackedNoise(NoiseSource):
     """Noise for R models under `vmap`: each model gets the numbers that its own source would give it alone.
 
-    Args:
-        sources: One source per model, or a single source from which all numbers are drawn in one call, in order of models.
-        index: Index of the model under `vmap`, a scalar.
+    A single source, instead of one per model, gives all numbers in one call, in order of models. The index of the model
+    under `vmap` is a scalar.
     """
 
     def __init__(self, sources: Sequence[NoiseSource] | NoiseSource, index: Tensor) -> None:

@@ -30,18 +30,8 @@ def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor
     r"""$A^\top \Lambda A$ and $A^\top \Lambda V$ of a convolution with one group of channels.
 
     The kernels support maps with two axes. For other maps, and on devices without kernels, `convolution_moments`
-    computes the same matrices.
-
-    Args:
-        x: The map in bfloat16, [M, c_in, *n].
-        targets: Targets V in float32, [M, c_out, *o].
-        geometry: Geometry of the convolution.
-        scale: Square root of the diagonal of $\Lambda$, one float32 value per example, [M].
-        bias: Whether the last column of A contains ones.
-
-    Returns:
-        The two matrices, [1, D, D] and [1, D, c_out], in float32. D is c_in times the number of kernel positions, plus
-        1 for a bias.
+    computes the same matrices, [1, D, D] and [1, D, c_out], in float32. The map is in bfloat16, and the targets and the
+    square root of the diagonal of $\Lambda$ (`scale`) are in float32. With `bias`, the last column of A contains ones.
     """
     if len(geometry.kernel) != 2 or not has_kernel(targets):
         rounded = targets.to(x.dtype).float()

@@ -89,15 +89,10 @@ def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tens
 
 
 def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    r"""$k_b^\top w_o$ and $k_b^\top G_o k_b$ for symmetric G; differentiable once.
+    r"""$k_b^\top w_o$, [S, B, O], and $k_b^\top G_o k_b$, [S, O', B], for symmetric G; differentiable once.
 
-    Args:
-        weights: Vectors $w_o$, [S, M, O], or [1, M, O] if all draws share them.
-        matrix: Matrices $G_o$, [S, O', M, M], or [1, O', M, M].
-        columns: Vectors $k_b$, [S, M, B]; S is 1 if nothing differs between draws.
-
-    Returns:
-        The linear forms, [S, B, O], and the quadratic forms, [S, O', B].
+    The vectors w are [S, M, O], the matrices G are [S, O', M, M], and the columns k are [S, M, B]. S is 1 for values that
+    all draws share.
     """
     linear, quadratic, _ = _Forms.apply(weights, matrix, columns)
     return linear, quadratic

@@ -38,13 +38,13 @@ def dyadic_values(g: Tensor) -> Tensor:
 
 def dyadic(c: Tensor) -> Tensor:
     r"""The matrix with $c_{i \oplus j}$ at row i and column j: [..., D] -> [..., D, D]."""
-    result: Tensor = _Dyadic.apply(c)
+    result: Tensor = _Dyadic.apply(c, False)
     return result
 
 
 def dyadic_sums(matrix: Tensor) -> Tensor:
     r"""Sums of the entries with equal $i \oplus j$: [..., D, D] -> [..., D]; the transpose of `dyadic`."""
-    result: Tensor = _DyadicSums.apply(matrix)
+    result: Tensor = _Dyadic.apply(matrix, True)
     return result
 
 
@@ -53,48 +53,36 @@ def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
     return dyadic(dyadic_values(g)) * left.unsqueeze(-1) * right.unsqueeze(-2)
 
 
+def _entries(c: Tensor) -> Tensor:
+    size = c.shape[-1]
+    # Two axes are 5 times faster than more axes.
+    flat = c.reshape(-1, size).index_select(-1, exclusive_or(size, c.device).view(-1))
+    return flat.view(*c.shape, size)
+
+
+def _sums(matrix: Tensor) -> Tensor:
+    index = exclusive_or(matrix.shape[-1], matrix.device)
+    return matrix.gather(-1, index.expand(matrix.shape)).sum(-2)
+
+
 class _Dyadic(Function):
-    """Matrix with entries c_{i ^ j}. The gradient of c_k, a sum over entries with i ^ j = k, uses gathers, not scatters."""
+    """Matrix with entries c_{i ^ j} or, if `sums`, its transpose. Each is the other's gradient, a gather and not a scatter."""
 
     @staticmethod
-    def forward(c: Tensor) -> Tensor:
-        size = c.shape[-1]
-        # Two axes are 5 times faster than more axes.
-        flat = c.reshape(-1, size).index_select(-1, exclusive_or(size, c.device).view(-1))
-        return flat.view(*c.shape, size)
+    def forward(value: Tensor, sums: bool) -> Tensor:
+        return _sums(value) if sums else _entries(value)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Tensor, bool], output: Tensor) -> None:
+        ctx.sums = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return dyadic_sums(grads[0])
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return _Dyadic.apply(grads[0], not ctx.sums), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], c: Tensor) -> tuple[Tensor, int]:
-        return _Dyadic.apply(c.movedim(in_dims[0], 0)), 0
-
-
-class _DyadicSums(Function):
-    """Sums of the entries of a matrix with equal i ^ j: [..., D, D] -> [..., D]; the transpose of `_Dyadic`."""
-
-    @staticmethod
-    def forward(matrix: Tensor) -> Tensor:
-        index = exclusive_or(matrix.shape[-1], matrix.device)
-        return matrix.gather(-1, index.expand(matrix.shape)).sum(-2)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return dyadic(grads[0])
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], matrix: Tensor) -> tuple[Tensor, int]:
-        return _DyadicSums.apply(matrix.movedim(in_dims[0], 0)), 0
+    def vmap(info: Any, in_dims: tuple[int, None], value: Tensor, sums: bool) -> tuple[Tensor, int]:
+        return _Dyadic.apply(value.movedim(in_dims[0], 0), sums), 0
 
 
 def exclusive_or(size: int, device: torch.device) -> Tensor:
@@ -156,9 +144,9 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
     c = torch.zeros_like(left)
     for _ in range(steps):
         outer = left.unsqueeze(-1) * right.unsqueeze(-2)
-        # Call `forward` directly, because an autograd call costs more than these few numbers.
-        c = _DyadicSums.forward(matrix * outer) / _DyadicSums.forward(outer.square()).clamp_min(tiny)
-        values = _Dyadic.forward(c)
+        # An autograd call would cost more than these few numbers.
+        c = _sums(matrix * outer) / _sums(outer.square()).clamp_min(tiny)
+        values = _entries(c)
         spread = values * right.unsqueeze(-2)
         left = (matrix * spread).sum(-1) / spread.square().sum(-1).clamp_min(tiny)
         spread = values * left.unsqueeze(-1)

@@ -138,7 +138,12 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     pairs = list(zip(means, spreads, strict=True))
     found, spread, attention, doubt = attend(pairs[0], pairs[1], pairs[2], together[1], mask, scale)
     shares = any(meet(one.sources, other.sources) for one, other in itertools.combinations(parents, 2))
-    _check_scores(doubt.max() if shares else doubt.mean())
+    variance = doubt.max() if shares else doubt.mean()
+    if variance > MAX_SCORE_STD**2:
+        raise NoRule(
+            f"attention scores vary too much between draws to be linearized (their standard deviation is "
+            f"{float(variance.sqrt()):.2g}, but at most {MAX_SCORE_STD:g} is supported)"
+        )
 
     def push(*changes: Tensor) -> Tensor:
         left = iter(changes)
@@ -160,15 +165,6 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     mixed = _mixed_together(attention, spread, random[2])
     made = Value(found, spread, known.channels, node, mixed, sources, stem, doubt=doubt_of)
     return units(made), attention
-
-
-def _check_scores(variance: Tensor) -> None:
-    """Raise `NoRule` if the variance of the scores, given as the mean or the maximum over queries, is too large."""
-    if variance > MAX_SCORE_STD**2:
-        raise NoRule(
-            f"attention scores vary too much between draws to be linearized (their standard deviation is "
-            f"{float(variance.sqrt()):.2g}, but at most {MAX_SCORE_STD:g} is supported)"
-        )
 
 
 def _mixed_together(attention: Tensor, spread: Tensor, value: Value | None) -> Tensor:

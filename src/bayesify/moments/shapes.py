@@ -224,14 +224,9 @@ def _mean(x: Moments, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> 
         doubt = max(doubt, ESTIMATED) if num_averaged > 1 else doubt
     mean = value.mean.mean(tuple(axes), keepdim=keepdim)
     kept = tuple(flag for axis, flag in enumerate(layout) if keepdim or axis not in axes)
-    made = value.derived(
-        mean,
-        spread.reshape(mean.shape),
-        lambda change: change.mean(tuple(axes), keepdim=keepdim),
-        channels=kept,
-        doubt=doubt,
-    )
-    return units(replace(made, aligned=-1))
+    changes = {"channels": kept, "doubt": doubt, "aligned": -1}
+    spread = spread.reshape(mean.shape)
+    return units(value.derived(mean, spread, lambda change: change.mean(tuple(axes), keepdim=keepdim), **changes))
 
 
 @Moments.rule(torch.sum, Tensor.sum)
