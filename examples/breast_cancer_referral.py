@@ -1,6 +1,7 @@
 """Refer the uncertain cases to a doctor: what accuracy remains for the others?
 
-569 tumors, benign or malignant, from scikit-learn; mean-field weights.
+The data are 569 tumors from scikit-learn, benign or malignant. The weights have a
+mean-field posterior.
 """
 
 import sys

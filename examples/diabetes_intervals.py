@@ -1,7 +1,7 @@
 """Intervals for the progression of diabetes: do nine of ten patients lie in theirs?
 
-442 patients, ten measurements each, from scikit-learn. The noise of a
-heteroscedastic network depends on the patient.
+The data are 442 patients from scikit-learn, with ten measurements each. The noise of
+a heteroscedastic network depends on the patient.
 """
 
 import sys

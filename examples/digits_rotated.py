@@ -1,7 +1,7 @@
 """A trained network on rotated digits, before and after a Laplace posterior.
 
-The network is trained as usual and stays as it is; a posterior over 300 of its
-weights makes it less sure where it is wrong.
+The network is trained as usual and does not change. A posterior over 300 of its
+weights makes its predictions less certain where they are wrong.
 """
 
 import math

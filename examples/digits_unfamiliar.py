@@ -1,6 +1,7 @@
 """Handwritten digits that a network never saw: do they look uncertain to it?
 
-Trained on the digits 0 to 7 of scikit-learn's 8 x 8 images; 8 and 9 come afterwards.
+The network is trained on the digits 0 to 7 of scikit-learn's 8 x 8 images. It then
+predicts images of 8 and 9.
 """
 
 import sys
