@@ -174,7 +174,7 @@ def test_sampled_fisher_has_the_exact_one_as_its_mean():
     found = {}
     for fisher in ("sampled", "exact"):
         trainer = baselines.NoisyKFAC(bnn, num_data=10, fisher=fisher)
-        seen = LayerPass(runner, bnn.posterior.mean(), trainer.rules(), (x,), {}, None)
+        seen = LayerPass(runner, bnn.posterior.mean(), trainer.rules(), ((x,), {}), None)
         generator = torch.Generator().manual_seed(0)
         observed = [
             sum(

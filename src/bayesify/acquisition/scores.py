@@ -10,9 +10,8 @@ from torch import Tensor
 from bayesify.arguments.checks import Budget, Count, Inputs, checked
 from bayesify.draws import Draws
 from bayesify.likelihoods import Categorical, Likelihood
+from bayesify.predictive import ClassificationPredictive, RegressionPredictive
 from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
 from bayesify.running.inputs_and_outputs import checked_inputs
 
 

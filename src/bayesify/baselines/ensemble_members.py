@@ -9,9 +9,7 @@ from typing import Any
 from bayesify.arguments.checks import Count, checked
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.ensemble import Ensemble
-from bayesify.training.arguments import Steps
-from bayesify.training.fitting import fit
-from bayesify.training.history import History
+from bayesify.training import History, Steps, fit
 
 
 @checked

@@ -18,10 +18,7 @@ from bayesify.baselines.swag import SWAG, gentle_rate
 from bayesify.baselines.vogn import VOGN
 from bayesify.conversion import bayesianize
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.ensemble import Ensemble
-from bayesify.posteriors.matrix_normal import MatrixNormal
-from bayesify.posteriors.mean_field import MeanField
-from bayesify.posteriors.point import Point
+from bayesify.posteriors import Ensemble, MatrixNormal, MeanField, Point
 from bayesify.running.generators import own_generators
 from bayesify.training.batches import total_count
 from bayesify.training.maximum_a_posteriori import search_point, train_point

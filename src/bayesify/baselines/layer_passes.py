@@ -19,6 +19,8 @@ from bayesify.weights.catalog import Weight, owner_of
 
 MAX_GRADIENT_BYTES = 64 * 2**20
 """Maximum number of bytes that gradients of single examples may take up at once."""
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword inputs of B examples."""
 
 
 class LayerPass:
@@ -36,16 +38,15 @@ class LayerPass:
         runner: Runner,
         weights: Mapping[str, Tensor],
         rules: Mapping[str, Rule],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        inputs: Inputs,
         output: str | int | None,
     ) -> None:
         self.weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        self.inputs = args, kwargs
+        self.inputs = inputs
         self.used: set[str] = set()  # names of the weights on which the loss depends; set by `pull`
         self._trace = trace(
             runner,
-            lambda own: select_output(own.call(self.weights, args, kwargs), output),
+            lambda own: select_output(own.call(self.weights, *inputs), output),
             {rule.module: rule for rule in rules.values()},
             lenient=True,
         )

@@ -20,8 +20,7 @@ from bayesify.conversion import bayesianize
 from bayesify.draws import Draws
 from bayesify.likelihoods.objectives import check_example_weights, exact_copy
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.ensemble import Ensemble
-from bayesify.posteriors.point import Point
+from bayesify.posteriors import Ensemble, Point
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import checked_inputs
 from bayesify.running.runner import Runner

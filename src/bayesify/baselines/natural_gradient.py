@@ -17,15 +17,12 @@ from bayesify.likelihoods.objectives import check_example_weights
 from bayesify.maths.gamma import as_float
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors.common.base import Posterior
-from bayesify.posteriors.mean_field import MeanField
+from bayesify.posteriors import MeanField, Posterior
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import checked_inputs, each, explain_shape_errors
 from bayesify.running.runner import Runner
-from bayesify.training.arguments import Update
+from bayesify.training import History, Update, fit
 from bayesify.training.batches import count_examples
-from bayesify.training.fitting import fit
-from bayesify.training.history import History
 from bayesify.training.state import describe_schedule
 
 FIT_OPTIONS = frozenset(
@@ -272,9 +269,9 @@ class LayerwiseTrainer(NaturalGradient):
 
     def _run(self, weights: Mapping[str, Tensor], batch: Batch) -> tuple[LayerPass, Tensor, int]:
         """Run a pass with one draw; return it, the negative log-likelihood summed over examples, and the number of examples."""
-        args, kwargs = checked_inputs(batch.x)
-        with explain_shape_errors(args, kwargs):
-            seen = LayerPass(self._runner, weights, self.rules(), args, kwargs, self.bnn.output)
+        inputs = checked_inputs(batch.x)
+        with explain_shape_errors(*inputs):
+            seen = LayerPass(self._runner, weights, self.rules(), inputs, self.bnn.output)
         with torch.enable_grad():
             log_prob = self.likelihood.objective(seen.outputs, batch.y, has_draws=False)
             if batch.weights is not None:

@@ -19,9 +19,8 @@ from bayesify.posteriors.point import Point
 from bayesify.predictor import Batch
 from bayesify.running.generators import own_generators
 from bayesify.running.runner import Runner
-from bayesify.training.arguments import Update
+from bayesify.training import Update, fit
 from bayesify.training.batches import BatchReader, check_repeatable, count_batches, count_examples, parse_batch
-from bayesify.training.fitting import fit
 from bayesify.weights.batch_statistics import tracking_layers
 
 STABLE_RATE = 1.0

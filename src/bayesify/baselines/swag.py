@@ -21,9 +21,8 @@ from bayesify.likelihoods.objectives import expected_log_likelihood
 from bayesify.maths.gamma import as_float
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.value_checks import should_check
-from bayesify.predictive.base import Predictive
+from bayesify.predictive import Predictive, RegressionPredictive
 from bayesify.predictive.findings import joined
-from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable, Phase, Trainable
 from bayesify.priors import Prior
 from bayesify.running.generators import own_generators
@@ -31,11 +30,9 @@ from bayesify.running.inputs_and_outputs import checked_inputs, explain_shape_er
 from bayesify.running.last_layer import last_layer
 from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
-from bayesify.training.arguments import Update
+from bayesify.training import History, Update, fit
 from bayesify.training.batch_statistics import statistics_of
 from bayesify.training.batches import BatchReader, check_repeatable, count_examples, first_batches, parse_batch
-from bayesify.training.fitting import fit
-from bayesify.training.history import History
 from bayesify.training.noise import MAX_EXAMPLES, MIN_VARIANCE, new_rows_ratio
 from bayesify.training.random_streams import loader_generators_kept
 from bayesify.training.rules import Score, worse_than_start

@@ -10,9 +10,7 @@ import numpy as np
 import torch
 
 from bayesify.compare.leakage import strongest
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.sklearn.scores import Scores
 from bayesify.tables.columns import Features
 from bayesify.tables.preparation import Preparation

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 
 from bayesify import conformal, metrics
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.sklearn.scores import LEVELS
 
 THIRDS = ("low", "middle", "high")

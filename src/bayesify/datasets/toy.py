@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -131,13 +132,12 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
     Raises:
         ValueError: If a count is below 1.
     """
-    generator = torch.Generator().manual_seed(seed)
 
-    def inputs(count: int) -> Tensor:
+    def inputs(count: int, generator: torch.Generator) -> Tensor:
         left = _uniform(count // 2, -1.0, -0.7, generator)
         return torch.cat((left, _uniform(count - count // 2, 0.5, 1.0, generator)))
 
-    made = _regression(inputs, lambda x: torch.cos(4 * x + 0.8), num_data, num_test, 0.1, (-1.6, 1.6), generator)
+    made = _regression(inputs, lambda x: torch.cos(4 * x + 0.8), num_data, num_test, 0.1, (-1.6, 1.6), seed)
     return replace(made, gap=(-0.7, 0.5))
 
 
@@ -157,13 +157,12 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
     Raises:
         ValueError: If a count is below 1.
     """
-    generator = torch.Generator().manual_seed(seed)
 
-    def inputs(count: int) -> Tensor:
+    def inputs(count: int, generator: torch.Generator) -> Tensor:
         x = _uniform(count, -2.0, 2.0, generator)
         return x + 2 * torch.where(x < 0, -1.0, 1.0)
 
-    made = _regression(inputs, lambda x: x**3, num_data, num_test, 3.0, (-6.0, 6.0), generator)
+    made = _regression(inputs, lambda x: x**3, num_data, num_test, 3.0, (-6.0, 6.0), seed)
     return replace(made, gap=(-2.0, 2.0))
 
 
@@ -182,16 +181,11 @@ def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Reg
     Raises:
         ValueError: If a count is below 1.
     """
-    generator = torch.Generator().manual_seed(seed)
-    return _regression(
-        lambda count: _uniform(count, 0.0, 6.0, generator),
-        lambda x: torch.sin(2.3 * x) - 0.6 * torch.cos(1.1 * x + 0.4),
-        num_data,
-        num_test,
-        0.28,
-        (-2.0, 8.0),
-        generator,
-    )
+
+    def function(x: Tensor) -> Tensor:
+        return torch.sin(2.3 * x) - 0.6 * torch.cos(1.1 * x + 0.4)
+
+    return _regression(partial(_uniform, low=0.0, high=6.0), function, num_data, num_test, 0.28, (-2.0, 8.0), seed)
 
 
 @checked
@@ -294,16 +288,18 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
 
 
 def _regression(
-    inputs: Callable[[int], Tensor],
+    inputs: Callable[..., Tensor],
     function: Callable[[Tensor], Tensor],
     num_data: int,
     num_test: int,
     noise_std: float,
     ends: tuple[float, float],
-    generator: torch.Generator,
+    seed: int,
 ) -> Regression:
+    generator = torch.Generator().manual_seed(seed)
+
     def make(count: int) -> tuple[Tensor, Tensor]:
-        x = inputs(count)
+        x = inputs(count, generator=generator)
         return x, function(x) + noise_std * torch.randn(count, 1, generator=generator)
 
     (x, y), (x_test, y_test) = make(num_data), make(num_test)

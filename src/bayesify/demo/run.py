@@ -18,9 +18,7 @@ from bayesify.datasets import toy
 from bayesify.demo.method_facts import EPOCH_FACTORS, OPTIONS
 from bayesify.likelihoods import Categorical, Gaussian, Likelihood
 from bayesify.methods import METHODS, Method, all_methods
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.running.generators import own_generators

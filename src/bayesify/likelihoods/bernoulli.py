@@ -8,8 +8,7 @@ from torch import Tensor
 
 from bayesify.likelihoods.base import Likelihood
 from bayesify.maths.gamma import as_float
-from bayesify.predictive.base import Outputs
-from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive import ClassificationPredictive, Outputs
 from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian
 
 

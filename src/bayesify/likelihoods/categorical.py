@@ -13,8 +13,7 @@ from bayesify.arguments.checks import Axis, Index, checked
 from bayesify.likelihoods.base import Likelihood, random_signs, spread_factor
 from bayesify.maths.gamma import as_float
 from bayesify.maths.value_checks import should_check, transforming
-from bayesify.predictive.base import Outputs
-from bayesify.predictive.classification import ClassificationPredictive
+from bayesify.predictive import ClassificationPredictive, Outputs
 from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGaussian
 
 

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from bayesify.arguments.checks import Count, checked
 from bayesify.metrics.calibration import match_labels
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 
 
 def uncertainties(predictive: Predictive) -> dict[str, Tensor]:

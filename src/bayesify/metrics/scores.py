@@ -9,9 +9,7 @@ from torch import Tensor
 
 from bayesify.arguments.checks import checked
 from bayesify.metrics.calibration import match_labels, match_values, reliability
-from bayesify.predictive.base import Predictive
-from bayesify.predictive.classification import ClassificationPredictive
-from bayesify.predictive.regression import RegressionPredictive
+from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 
 COVERAGE_LEVELS = (0.5, 0.9, 0.95)
 """Levels of the central intervals whose coverage is reported."""

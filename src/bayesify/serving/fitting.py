@@ -103,21 +103,15 @@ def fit_table(
 
 
 def _describe(
-    frame: DataFrame,
-    inputs: DataFrame,
-    target: Target,
-    values: np.ndarray,
-    estimator: Estimator,
-    scored: Scored,
-    name: str,
+    frame: DataFrame, inputs: DataFrame, target: Target, values: np.ndarray, made: Estimator, scored: Scored, name: str
 ) -> About:
     """The facts about a model."""
-    used, decimal = list(used_columns(estimator)), frame.attrs.get(DECIMAL_COMMAS, ())
+    used, decimal = list(used_columns(made)), frame.attrs.get(DECIMAL_COMMAS, ())
     columns = tuple(describe(column, inputs[column]) for column in used)
     target_column = describe(target.name, frame[target.name].iloc[target.rows], classes=target.classes)
     return About(
         name, target.name, target.task, len(values), fingerprint(inputs[used], values), columns, target_column,
-        _plain(estimator.choices_), scored.scores, scored.where,
+        _plain(made.choices_), scored.scores, scored.where,
         commas=tuple(column for column in decimal if column in inputs or column == target.name),
         identifiers=tuple(column for column in frame.columns if column not in (*used, target.name) and _identifies(frame[column])),
     )  # fmt: skip
