@@ -385,20 +385,12 @@ def _with_conditions(base: Taker | None, conditions: tuple[Any, ...]) -> Taker |
     return take
 
 
-def _entries(values: Iterable[Any], entry: Taker | None) -> _Refused | None:
-    for value in values if entry is not None else ():
-        if isinstance(refused := entry(value), _Refused):  # type: ignore[misc]
-            return refused
-    return None
-
-
 def _sequence(entry: Taker | None) -> Taker:
     def take(value: Any) -> Any:
         if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
             wanted = None if entry is None else entry(object())
             return _Refused(f"a list, each entry {wanted.words}" if isinstance(wanted, _Refused) else "a list")
-        refused = _entries(value, entry)
-        return value if refused is None else _Refused(f"a list, each entry {refused.words}", refused.kind_fits)
+        return _of_entries(value, value, entry, "a list, each entry")
 
     return take
 
@@ -407,7 +399,12 @@ def _mapping(entry: Taker | None) -> Taker:
     def take(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return _Refused("a dictionary")
-        refused = _entries(value.values(), entry)
-        return value if refused is None else _Refused(f"a dictionary, each value {refused.words}", refused.kind_fits)
+        return _of_entries(value, value.values(), entry, "a dictionary, each value")
 
     return take
+
+
+def _of_entries(value: Any, entries: Iterable[Any], entry: Taker | None, words: str) -> Any:
+    taken = () if entry is None else map(entry, entries)
+    refused = next((one for one in taken if isinstance(one, _Refused)), None)
+    return value if refused is None else _Refused(f"{words} {refused.words}", refused.kind_fits)

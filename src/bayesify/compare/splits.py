@@ -56,20 +56,9 @@ def make_parts(
 
     Split K r + k of N rows uses fold k of repetition r as its test rows. The K folds of a repetition have no test row in
     common. The calibration rows come after the test rows in the same random order. Class shares are nearly the same in all
-    parts. A split that the data set defines keeps its test rows.
-
-    Args:
-        values: Targets, [N].
-        index: Number of the split.
-        seed: Seed of all splits.
-        classes: Whether the targets are classes.
-        standard: Pairs of training and test rows, if the data set defines its own splits.
-        groups: Group numbers, [N]; rows of one group are in the same part.
-        times: Time of each row, [N]. The later half of the rows is then cut into K blocks. Split k tests block k and
-            trains on the rows before the block; the last of these rows are used for calibration.
-
-    Raises:
-        InputError: If there are too few rows, groups or blocks.
+    parts. A split that the data set defines (`standard`) keeps its test rows, and rows of one of the `groups` [N] are in the same
+    part. With `times` [N], the later half of the rows is cut into K blocks. Split k tests block k and trains on the rows before
+    the block; the last of these rows are used for calibration.
     """
     if len(values) < MIN_ROWS:
         raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")

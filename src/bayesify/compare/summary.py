@@ -343,8 +343,6 @@ def _flat(result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-# -- numbers as text ---------------------------------------------------------------------------------------------------
-
 MISSING_MARK = "–"
 MIN_HUGE_SCORE = 1e5
 """Scores of at least this size come from a method that failed. They are shown as powers of ten."""

@@ -138,9 +138,6 @@ def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
     return min(close, key=lambda row: cost_rank(row.name))
 
 
-# -- headline and reasons ----------------------------------------------------------------------------------------------
-
-
 def _headline(certainty: str, tied: Sequence[MethodRow], summary: Summary, target: str, classes: Sequence[str]) -> str:
     best, majority = summary.ranked[0], _majority(summary, classes)
     if certainty == "untested":
@@ -296,9 +293,6 @@ def _after_choosing(summary: Summary) -> list[str]:
     return [f"{told} {values[0]}, not {values[1]}: {why}."]
 
 
-# -- uncertainty -------------------------------------------------------------------------------------------------------
-
-
 def _sureness(row: MethodRow, summary: Summary, target: str) -> list[str]:
     """Sentences that say whether intervals or sets can be trusted, at every level and over the range of predictions."""
     regression = summary.task == "regression"
@@ -414,9 +408,6 @@ def _noticed(row: MethodRow) -> float | None:
     return max(known) if known else None
 
 
-# -- numbers and words -------------------------------------------------------------------------------------------------
-
-
 def _details(summary: Summary) -> list[str]:
     """Sentences with negative log-likelihoods and tests, for readers who know statistics."""
     best, number = summary.ranked[0], len(summary.splits)
@@ -426,13 +417,10 @@ def _details(summary: Summary) -> list[str]:
     told = [f"{best.title}: NLL {round(best.means[RANKING_SCORE] or 0.0, 3) + 0.0:.3f}{spread} nats per row {over}."]
     for row in summary.ranked[1:]:
         assert row.behind is not None
-        test = "" if math.isnan(row.p) else f", paired test p {_p(row.p)}"
+        p = "< 0.001" if row.p < 0.001 else f"= {row.p:.3f}" if row.p < 0.1 else f"= {row.p:.2f}"
+        test = "" if math.isnan(row.p) else f", paired test p {p}"
         told.append(f"{row.title}: NLL higher by {round(row.behind.mean, 3) + 0.0:.3f} nats{test}; {row.standing}.")
     return told
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}" if value < 0.1 else f"= {value:.2f}"
 
 
 def words_of(row: MethodRow) -> str:

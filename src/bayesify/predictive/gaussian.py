@@ -151,13 +151,8 @@ def class_blocks(covariance: Tensor, shape: Sequence[int], axis: int) -> Tensor:
 class GaussianRegressionPredictive(RegressionPredictive):
     r"""$\mathcal{N}(y; f, C + \text{noise})$: the exact predictive of the linearized model with Gaussian noise.
 
-    Args:
-        outputs: The Gaussian over outputs.
-        mean: The outputs f, which are the means, [B, O].
-        variance: Variance of f, [B, O].
-        noise: Noise variance, [B, O].
-        correlated: Whether to score targets jointly over outputs, with the covariance C. Otherwise outputs are scored
-            independently, each with its own variance.
+    The outputs f have the mean and the variance that are given, [B, O], and so has the noise. If `correlated`, targets are scored
+    jointly over outputs, with the covariance C. Otherwise outputs are scored independently, each with its own variance.
     """
 
     is_mixture = False

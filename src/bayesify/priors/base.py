@@ -228,9 +228,7 @@ class Prior(nn.Module):
         typical = self.typical()
         if typical.fixed:
             return typical
-        live = (_Live(self, key) for key in ("std", "factor", "std_variance", "mean"))
-        std, factor, variance, mean = live
-        return PriorDraw(std, 0.0, factor, variance, mean)
+        return PriorDraw(kl=0.0, **{key: _Live(self, key) for key in ("std", "factor", "std_variance", "mean")})
 
     def set_to_prior(self) -> None:
         """Make the hyperparameters' posterior equal to their prior, in place. A fixed prior has no hyperparameters."""
