@@ -1,11 +1,9 @@
 """Likelihoods: distributions of targets given a network's outputs."""
 
 from bayesify.likelihoods.base import Likelihood
-from bayesify.likelihoods.bernoulli import Bernoulli
-from bayesify.likelihoods.categorical import Categorical
-from bayesify.likelihoods.counts import NegativeBinomial, Poisson
+from bayesify.likelihoods.categorical import Bernoulli, Categorical
+from bayesify.likelihoods.counts import Hurdle, NegativeBinomial, Poisson
 from bayesify.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
-from bayesify.likelihoods.hurdle import Hurdle
 from bayesify.likelihoods.quantiles import Quantiles
 from bayesify.likelihoods.student_t import StudentT
 

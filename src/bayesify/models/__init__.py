@@ -1,8 +1,7 @@
 """The networks of the papers, which need only torch."""
 
-from bayesify.models.alexnet import AlexNet, alexnet
+from bayesify.models.convolutional import VGG16, AlexNet, alexnet, vgg16
 from bayesify.models.mlp import mlp
 from bayesify.models.resnet import ResNet, narrow_resnet, resnet18, resnet34, resnet50
-from bayesify.models.vgg import VGG16, vgg16
 
 __all__ = ["VGG16", "AlexNet", "ResNet", "alexnet", "mlp", "narrow_resnet", "resnet18", "resnet34", "resnet50", "vgg16"]
