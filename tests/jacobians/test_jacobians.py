@@ -223,5 +223,5 @@ def test_only_chosen_layers_are_watched() -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).requires_grad_(False)
     jacobians = Jacobians(Runner(net, catalog(net).weights), ["2.weight"])
     point = jacobians.at((torch.randn(5, 3),), {})
-    assert len(point._passed._applications) == 1
+    assert len(point.passed.applications) == 1
     assert point.pull(point.identity()).dense("2.weight").shape == (2, 5, 2, 4)

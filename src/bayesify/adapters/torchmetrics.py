@@ -15,7 +15,8 @@ from bayesify.predictive.base import Outputs, Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 
-Metric: Any = load("torchmetrics", extra="metrics", owner="bayesify.adapters.torchmetrics").Metric
+_torchmetrics: Any = load("torchmetrics", extra="metrics", owner="bayesify.adapters.torchmetrics")
+Metric: Any = _torchmetrics.Metric
 
 
 class PredictiveScore(Metric):
@@ -228,7 +229,4 @@ def collection(task: Literal["regression", "classification"], **options: Any) ->
         scores = {"nll": NLL(), "rmse": RMSE(), "crps": CRPS()}
         scores |= {f"coverage_{100 * level:.0f}": Coverage(level) for level in COVERAGE_LEVELS}
     # Compute groups are off, because the sums of different scores have the same names but different values.
-    made: Any = load("torchmetrics", extra="metrics", owner="collection").MetricCollection(
-        scores, compute_groups=False, **options
-    )
-    return made
+    return _torchmetrics.MetricCollection(scores, compute_groups=False, **options)

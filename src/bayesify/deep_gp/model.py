@@ -156,9 +156,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
             if self.inducing == "global":
                 layers.append(GlobalLayer(self.kernel, start, precision, num_inputs, **more))
             else:
-                layers.append(
-                    LocalLayer(self.kernel, below, num_outputs, **more).to(centers).start_at(start, precision)
-                )
+                layer = LocalLayer(self.kernel, below, num_outputs, **more).to(centers)
+                layers.append(layer.start_at(start, precision))
             if matrix is not None:
                 data, below = data @ matrix, below @ matrix
         self.layers = nn.ModuleList(layers)

@@ -30,16 +30,9 @@ def output_covariance(
     differentiable with respect to all arguments. Work that is split into pieces is recomputed in the backward pass, to
     save memory.
 
-    Args:
-        jacobians: Jacobians to which the gradients belong.
-        gradients: Gradients $v_{kb}^\top J_b$.
-        variances: Variances $\sigma^2$ by name, each in the weight's shape.
-        kind: Entries to compute; see the return value.
-        memory: Memory budget in bytes for the products of gradients and inputs that are held at once.
-
-    Returns:
-        `"diagonal"`: variances [K, B]. `"full"`: covariances between examples, [K, B, B]. `"example"`: covariances between vectors,
-        [B, K, K]. `"joint"`: covariances between all pairs, ordered by example, then vector, [B K, B K].
+    The kind of the result is `"diagonal"`: variances [K, B]; `"full"`: covariances between examples, [K, B, B]; `"example"`:
+    covariances between vectors, [B, K, K]; or `"joint"`: covariances between all pairs, ordered by example, then vector,
+    [B K, B K]. The memory budget limits the products of gradients and inputs that are held at once.
     """
     terms = (term for name in jacobians.names for term in _of_weight(gradients, name, variances[name], kind, memory))
     return reduce(torch.add, terms)

@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesify.arguments.checks import Memory, Positive, checked
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.jacobians import Jacobians
+from bayesify.jacobians.general import Args, Kwargs
 from bayesify.maths.value_checks import should_check
 from bayesify.running.runner import Runner
 
@@ -33,9 +34,7 @@ class FunctionPrior(ABC):
         return
 
     @abstractmethod
-    def moments(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
-    ) -> tuple[Tensor, Tensor]:
+    def moments(self, args: Args, kwargs: Kwargs, outputs: Tensor, kind: Covariance) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the function values at the given inputs.
 
         Args:
@@ -77,9 +76,7 @@ class Constant(FunctionPrior):
         if not bool((self.variance > 0).all() & torch.isfinite(self.variance).all()) or not self.variance.numel():
             raise ValueError(f"FunctionSpaceVI: prior_variance={variance}; give a positive number, or one per output")
 
-    def moments(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
-    ) -> tuple[Tensor, Tensor]:
+    def moments(self, args: Args, kwargs: Kwargs, outputs: Tensor, kind: Covariance) -> tuple[Tensor, Tensor]:
         """Mean and covariance, which do not depend on the inputs."""
         try:
             mean, variance = (value.expand(outputs.shape) for value in self._on_device(outputs))
@@ -125,9 +122,7 @@ class GaussianProcess(FunctionPrior):
     ) -> None:
         self.kernel, self.mean = kernel, mean
 
-    def moments(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
-    ) -> tuple[Tensor, Tensor]:
+    def moments(self, args: Args, kwargs: Kwargs, outputs: Tensor, kind: Covariance) -> tuple[Tensor, Tensor]:
         """The mean, and the kernel's matrix or its diagonal."""
         x = next(iter((*args, *kwargs.values())))
         size, num_outputs = outputs.shape
@@ -196,9 +191,7 @@ class NeuralTangent(FunctionPrior):
         self._jacobians = Jacobians(runner, jacobians.names, output=jacobians.output)
         self._memory = memory
 
-    def moments(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
-    ) -> tuple[Tensor, Tensor]:
+    def moments(self, args: Args, kwargs: Kwargs, outputs: Tensor, kind: Covariance) -> tuple[Tensor, Tensor]:
         """Mean and covariance of the network linearized at the stored means."""
         self._follow(outputs)
         point = self._jacobians.at(args, kwargs, self._values)
@@ -244,9 +237,7 @@ class UnknownPrior(FunctionPrior):
     def __init__(self, name: str) -> None:
         self.was = name  # kind of the original prior
 
-    def moments(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], outputs: Tensor, kind: Covariance
-    ) -> tuple[Tensor, Tensor]:
+    def moments(self, args: Args, kwargs: Kwargs, outputs: Tensor, kind: Covariance) -> tuple[Tensor, Tensor]:
         """Raises `ValueError`."""
         raise ValueError(
             f"FunctionSpaceVI: the model was loaded without its prior ({self.was}), because a file cannot store code; "

@@ -18,6 +18,7 @@ from bayesify.function_space.divergence import check_kl, gaussian_kl
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior, restore_prior
 from bayesify.jacobians import Jacobians, check_deterministic
+from bayesify.jacobians.general import Args, Kwargs
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.pieces import sum_of_pieces
 from bayesify.network import BayesianNetwork
@@ -127,7 +128,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         means = {key: mean.detach() for key, mean in self._means().items()}
         self.prior.bind(self._jacobians, means, self.bnn.prior.typical().std, self.memory)
 
-    def _settle(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _settle(self, args: Args, kwargs: Kwargs) -> None:
         """Determine the last layer from the first inputs."""
         if self._settled:
             return
@@ -223,7 +224,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         mean = mean if torch.is_grad_enabled() else mean.detach()
         return mean, found.T if kind == "diagonal" else found
 
-    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], means: Mapping[str, Tensor], memory: int) -> int:
+    def _rows(self, args: Args, kwargs: Kwargs, means: Mapping[str, Tensor], memory: int) -> int:
         """Number of examples whose linearization fits in the memory budget."""
         if batch_size(args, kwargs) == 0:
             raise ValueError("FunctionSpaceVI: the batch is empty; give at least one example")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from bayesify.jacobians.general import Inputs
 from bayesify.jacobians.linearization import Jacobians
 from bayesify.running.inputs_and_outputs import split_rows
 from bayesify.running.runner import Runner
@@ -30,7 +30,7 @@ This factor fits the test errors of six trained networks best (three regressions
 def held_out_ratio(
     runner: Runner,
     weights: Mapping[str, Weight],
-    inputs: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    inputs: Iterable[Inputs],
     residual: float,
     num_data: float,
     output: str | int | None,
@@ -56,7 +56,12 @@ def held_out_ratio(
     scale = _scales(weights, {name: runner.network.get_parameter(name).detach() for name in weights})
     rows, shares, count, most, outputs = [], [], 0, min(MAX_NUMBERS, MAX_ENTRIES // max(1, size)), 1
     jacobians = Jacobians(runner, list(weights), output=output)
-    for (args, kwargs), own in _pieces(inputs, counts):
+    pieces = (
+        piece
+        for batch, own in zip(inputs, counts, strict=True)
+        for piece in zip(split_rows(*batch, ROWS_AT_ONCE), own.split(ROWS_AT_ONCE), strict=True)
+    )
+    for (args, kwargs), own in pieces:
         if count >= most or most < MIN_NUMBERS:
             break
         point = jacobians.at(args, kwargs)
@@ -76,14 +81,6 @@ def held_out_ratio(
     )
     learned = LEARNED_SHARE * (1 - residual / noise) if math.isfinite(noise) else 0.0
     return 1 / (1 - max(0.0, learned))
-
-
-def _pieces(
-    inputs: Iterable[tuple[tuple[Any, ...], Mapping[str, Any]]], counts: Iterable[Tensor]
-) -> Iterator[tuple[tuple[tuple[Any, ...], Mapping[str, Any]], Tensor]]:
-    """Pieces of the batches, of at most `ROWS_AT_ONCE` rows each, with their example weights."""
-    for batch, own in zip(inputs, counts, strict=True):
-        yield from zip(split_rows(*batch, ROWS_AT_ONCE), own.split(ROWS_AT_ONCE), strict=True)
 
 
 def _scales(weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> dict[str, float]:

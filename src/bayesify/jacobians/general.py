@@ -15,12 +15,17 @@ from bayesify.running.kernels import twice_differentiable
 from bayesify.running.plain_recurrence import PlainRecurrence
 from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
 
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+Inputs = tuple[Args, Kwargs]
+"""Positional and keyword inputs of the examples of a batch."""
+
 
 def example_gradients(
     runner: Runner,
     values: Mapping[str, Tensor],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     vectors: Tensor,
     output: str | int | None = None,
 ) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
 from bayesify.jacobians.features import Features, read_features
-from bayesify.jacobians.general import example_gradients
+from bayesify.jacobians.general import Args, Kwargs, example_gradients
 from bayesify.jacobians.rules import Rule, rule_for
 from bayesify.jacobians.trace import Pulled, Trace, Use, trace
 from bayesify.maths.gamma import as_float
@@ -122,12 +122,7 @@ class Jacobians:
             yield held
 
     def at(
-        self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        values: Mapping[str, Tensor] | None = None,
-        *,
-        differentiable: bool = False,
+        self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor] | None = None, *, differentiable: bool = False
     ) -> Linearization:
         """Run the network over a batch.
 
@@ -150,7 +145,7 @@ class Jacobians:
             # A layer was called with only some of these examples, and its rule cannot know which.
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
-    def _known_uses(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
+    def _known_uses(self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
         """The valid rules, found with the first batch of one example and the first batch of several examples."""
         # One example does not show whether the network reorders or mixes examples.
         several = batch_size(args, kwargs) > 1
@@ -158,7 +153,7 @@ class Jacobians:
             self._certified[several] = self._certify(args, kwargs, values)
         return self._certified[several]
 
-    def _known_end(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], alone: Tensor | None = None) -> Uses:
+    def _known_end(self, args: Args, kwargs: Kwargs, alone: Tensor | None = None) -> Uses:
         """The valid rules for a layer whose outputs are the network's outputs.
 
         One order of the examples is enough for the comparison. A second order would only reveal a network that sorts its examples,
@@ -171,7 +166,7 @@ class Jacobians:
                 self._ending[several] = self._agreeing(self._candidates, *few, {}, alone)
         return self._certified[several] if several in self._certified else self._ending[several]
 
-    def features(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
+    def features(self, args: Args, kwargs: Kwargs) -> Features | None:
         """Features of a batch from one plain pass, if all derivatives follow from the inputs of the network's last layer.
 
         Returns:
@@ -182,7 +177,7 @@ class Jacobians:
             return None
         return self._features_by(self._known_end(args, kwargs), args, kwargs)
 
-    def _features_by(self, uses: Uses, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Features | None:
+    def _features_by(self, uses: Uses, args: Args, kwargs: Kwargs) -> Features | None:
         """`features` with given rules; `None` if the rules do not belong to one layer."""
         own = [use for name in self.names for use in uses.get(name, ())]
         rules = {use.rule for use in own}
@@ -190,7 +185,7 @@ class Jacobians:
             return read_features(self.runner, self._call({}, args, kwargs, twice=False), own[0].rule)
         return None
 
-    def feature_cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FeatureCost | None:
+    def feature_cost(self, args: Args, kwargs: Kwargs) -> FeatureCost | None:
         """Cost of an example in a pass for `features`, measured once per shape of the inputs; `None` if there are no features."""
         key = _shapes(args, kwargs)
         if not self._may_end:
@@ -209,13 +204,11 @@ class Jacobians:
             self._feature_costs[key] = FeatureCost(peak, *sizes)
         return self._feature_costs[key]
 
-    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    def run(self, args: Args, kwargs: Kwargs) -> Tensor:
         """Outputs of a batch: [B, ...]."""
         return self._call({}, args, kwargs, twice=False)(self.runner).detach()
 
-    def push(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], offsets: Mapping[str, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def push(self, args: Args, kwargs: Kwargs, offsets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         r"""Outputs [B, ...] of a batch and their changes $J_b v_s$, [S, B, ...], along S directions, [S, *shape] per weight.
 
         Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and about three
@@ -232,7 +225,7 @@ class Jacobians:
         outputs, changes = self._together("pushes", push, directions)
         return outputs[0], changes
 
-    def pull(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], vectors: Tensor) -> dict[str, Tensor]:
+    def pull(self, args: Args, kwargs: Kwargs, vectors: Tensor) -> dict[str, Tensor]:
         r"""$\sum_b v_{sb}^\top J_b$ for vectors [S, B, ...] in the shape of the outputs: [S, *shape] by name.
 
         Each vector takes one backward pass. Gradients of single examples are not computed.
@@ -263,7 +256,7 @@ class Jacobians:
         parts = [function(pytree.tree_map(lambda value, at=at: value[at], values)) for at in range(count)]
         return pytree.tree_map(lambda *leaves: torch.stack(leaves), *parts)
 
-    def cost(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Cost:
+    def cost(self, args: Args, kwargs: Kwargs) -> Cost:
         """Cost of an example, measured once per shape of the inputs."""
         key = _shapes(args, kwargs)
         if key not in self._costs:
@@ -277,7 +270,7 @@ class Jacobians:
         return self._costs[key]
 
     def _call(
-        self, values: Mapping[str, Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, twice: bool = True
+        self, values: Mapping[str, Tensor], args: Args, kwargs: Kwargs, *, twice: bool = True
     ) -> Callable[[Runner], Tensor]:
         """Function that runs a network: with its own kernels or, if `twice` is true, with kernels that have two derivatives."""
 
@@ -292,7 +285,7 @@ class Jacobians:
         """Value of a weight: the value in `values`, otherwise the network's own value."""
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
-    def _certify(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]) -> Uses:
+    def _certify(self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
         """The rules that agree with automatic differentiation on some examples, which are taken in two orders.
 
         The examples are spread over the batch, because a single row may be all zeros. A network that sorts its examples cannot be
@@ -306,12 +299,7 @@ class Jacobians:
             return self._agreeing(uses, *map_rows(lambda leaf: leaf.flip(0), args, kwargs), values)
 
     def _agreeing(
-        self,
-        uses: Uses,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        values: Mapping[str, Tensor],
-        alone: Tensor | None = None,
+        self, uses: Uses, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor], alone: Tensor | None = None
     ) -> Uses:
         """The rules that agree with automatic differentiation on some examples, with a loss over the first half of the examples.
 
@@ -377,39 +365,39 @@ def _check_apart(outputs: Tensor, alone: Tensor) -> None:
         )
 
 
+@dataclass(frozen=True, eq=False)
 class Linearization:
     """A network's outputs on a batch, and its derivatives there, computed by the rules that are valid for this batch."""
 
-    def __init__(
-        self,
-        jacobians: Jacobians,
-        uses: Uses,
-        passed: Trace,
-        values: Mapping[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        self._jacobians, self._uses, self._passed, self._values = jacobians, uses, passed, values
-        self._args, self._kwargs = args, kwargs
-        self.outputs, self.weights = passed.outputs, jacobians.runner.weights
+    jacobians: Jacobians
+    rules: Uses
+    passed: Trace
+    values: Mapping[str, Tensor]
+    args: Args
+    kwargs: Kwargs
+
+    @property
+    def outputs(self) -> Tensor:
+        """Outputs of the network, [B, ...]."""
+        return self.passed.outputs
 
     @property
     def general(self) -> tuple[str, ...]:
         """Weights without a rule, which are differentiated example by example."""
-        return tuple(name for name in self._jacobians.names if name not in self._uses)
+        return tuple(name for name in self.jacobians.names if name not in self.rules)
 
     @property
     def direct(self) -> bool:
         """Whether the chosen weights belong to the network's last layer, so that vectors reach them without a backward pass."""
-        return self._passed.direct and not self.general
+        return self.passed.direct and not self.general
 
     def uses(self, name: str) -> Sequence[Use]:
         """Rules for a weight's derivatives, one per name of the weight; empty if the weight has no rule."""
-        return self._uses.get(name, ())
+        return self.rules.get(name, ())
 
     def pull(self, vectors: Tensor) -> Gradients:
         r"""$v_{kb}^\top J_b$ for vectors [K, B, ...] in the shape of the outputs."""
-        return Gradients(self, self._passed.pull(vectors), vectors)
+        return Gradients(self, self.passed.pull(vectors), vectors)
 
     def identity(self) -> Tensor:
         """The vectors that give the Jacobian itself, one for each of the O outputs of an example: [O, B, ...]."""
@@ -420,11 +408,9 @@ class Linearization:
 
     def by_example(self, names: Sequence[str], vectors: Tensor) -> dict[str, Tensor]:
         """Gradients with respect to the weights that have no rule: a dict from names to tensors [K, B, *shape]."""
-        jacobians = self._jacobians
-        weights = {name: jacobians.value(name, self._values) for name in names}
-        return example_gradients(
-            jacobians.runner, {**self._values, **weights}, self._args, self._kwargs, vectors, jacobians.output
-        )
+        own = self.jacobians
+        values = {**self.values, **{name: own.value(name, self.values) for name in names}}
+        return example_gradients(own.runner, values, self.args, self.kwargs, vectors, own.output)
 
 
 class Gradients:
@@ -432,7 +418,7 @@ class Gradients:
 
     def __init__(self, linearization: Linearization, pulled: Pulled, vectors: Tensor) -> None:
         self._linearization, self._pulled, self._vectors = linearization, pulled, vectors
-        self.uses = linearization.uses
+        self.uses, self._weights = linearization.uses, linearization.jacobians.runner.weights
         self._by_example: dict[str, Tensor] = {}
 
     @property
@@ -450,7 +436,7 @@ class Gradients:
         uses = self.uses(name)
         if not uses:
             return self._general(name)
-        return self._or_zero(self._pulled.dense(uses), self._linearization.weights[name].shape)
+        return self._or_zero(self._pulled.dense(uses), self._weights[name].shape)
 
     def columns(self, name: str, index: Tensor) -> Tensor:
         """Gradients with respect to the entries of a weight with flat indices `index` [n]: [K, B, n]."""
@@ -465,7 +451,7 @@ class Gradients:
         if not uses:
             found = self._general(name).reshape(*self.shape, -1)
             return (found if index is None else found[..., index]).square().sum((0, 1))
-        size = self._linearization.weights[name].numel
+        size = self._weights[name].numel
         total = self._pulled.sum_of_squares(uses, size, memory, index)
         return self._or_zero(None, (size if index is None else len(index),))[0, 0] if total is None else total
 
@@ -490,7 +476,7 @@ def _load_forward_rules() -> None:
         import_module("torch._decomp.decompositions_for_jvp")
 
 
-def _shapes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _shapes(args: Args, kwargs: Kwargs) -> Any:
     """Shapes of one example's inputs, and their types."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))

@@ -55,7 +55,7 @@ class DifferentiableLayers(TorchFunctionMode):
         if isinstance(padding, str) or input.ndim != dims + 2 or not plain:
             return func(input, weight, bias, stride, padding, dilation, groups)
         sizes = [_each(value, dims) for value in (stride, padding, dilation)]
-        return convolve(input, weight, bias, *sizes, groups, self)
+        return convolve(input, weight, bias, (*sizes, groups), self)
 
 
 def _normalize(
@@ -77,19 +77,11 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        groups: int,
-        layers: DifferentiableLayers,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...], layers: DifferentiableLayers
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.options = (stride, padding, dilation, groups)
-        ctx.layers = layers
+        ctx.options, ctx.layers = options, layers
+        stride, padding, dilation, groups = options
         return torch.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups)
 
     @staticmethod
@@ -112,14 +104,12 @@ class _Convolution(torch.autograd.Function):
                 by_x = torch.convolution(g, weight, None, stride, padding, dilation, True, missing, groups)
         if not ctx.layers.pulls:
             if ctx.needs_input_grad[1]:
-                sizes, none = (stride, padding, dilation), [0] * len(stride)
-                wanted = [False, True, False]
-                by_weight = torch.ops.aten.convolution_backward(
-                    g, x, weight, None, *sizes, False, none, groups, wanted
-                )[1]
+                rest = (False, [0] * len(stride), groups, [False, True, False])
+                back = torch.ops.aten.convolution_backward
+                by_weight = back(g, x, weight, None, stride, padding, dilation, *rest)[1]
             if ctx.needs_input_grad[2]:
                 by_bias = g.flatten(2).sum((0, 2))
-        return by_x, by_weight, by_bias, None, None, None, None, None
+        return by_x, by_weight, by_bias, None, None
 
 
 convolve: Callable[..., Tensor] = _Convolution.apply

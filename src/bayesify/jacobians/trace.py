@@ -34,52 +34,48 @@ class Application:
     node: Any = None
 
 
+@dataclass(frozen=True, eq=False)
 class Trace:
     """Inputs of a network's layers in one pass over a batch, call by call, and the network's outputs [B, ...]."""
 
-    def __init__(
-        self,
-        outputs: Tensor,
-        applications: list[Application],
-        differentiable: bool,
-        layers: DifferentiableLayers,
-        vmaps: Vmaps,
-    ) -> None:
-        self.outputs, self._applications = outputs, applications
-        self._differentiable, self._layers, self._vmaps = differentiable, layers, vmaps
+    outputs: Tensor
+    applications: list[Application]
+    differentiable: bool
+    layers: DifferentiableLayers
+    vmaps: Vmaps
 
     @property
     def taps(self) -> list[Tensor]:
         """Outputs of the layers, call by call."""
-        return [application.output for application in self._applications]
+        return [application.output for application in self.applications]
 
     def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
         """The layers' gradients, given one tensor of gradients [K, B, ...] per tap, or `None` if the tap has no effect."""
-        pairs = zip(self._applications, grads, strict=True)
+        pairs = zip(self.applications, grads, strict=True)
         return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
     def partial(self) -> set[Rule]:
         """Rules of layers that were called with a number of examples that differs from the number in the network's outputs."""
         rows = self.outputs.shape[0]
-        return {one.rule for one in self._applications if one.kept.shape[0] != rows or one.output.shape[0] != rows}
+        return {one.rule for one in self.applications if one.kept.shape[0] != rows or one.output.shape[0] != rows}
 
     @property
     def direct(self) -> bool:
         """Whether the only traced layer is the end of the network, so that no backward pass is needed."""
-        nodes = [application.node for application in self._applications]
+        nodes = [application.node for application in self.applications]
         return len(nodes) == 1 and nodes[0] is not None and nodes[0] is self.outputs.grad_fn
 
     def pull(self, vectors: Tensor) -> Pulled:
         """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b of vectors [K, B, ...]."""
-        if not self._applications or not self.outputs.requires_grad:
+        if not self.applications or not self.outputs.requires_grad:
             return Pulled([])
         if self.direct:
-            return Pulled([(self._applications[0], vectors.to(self.outputs.dtype))])
-        self._layers.pulls = True
+            return Pulled([(self.applications[0], vectors.to(self.outputs.dtype))])
+        self.layers.pulls = True
         try:
             return self.pulled(self._backward(self.taps, vectors.to(self.outputs.dtype)))
         finally:
-            self._layers.pulls = False
+            self.layers.pulls = False
 
     def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
         """One vector [B, ...] pulled back to the layers and, by automatic differentiation in the same pass, to whole weights."""
@@ -101,7 +97,7 @@ class Trace:
                 taps,
                 vector,
                 retain_graph=True,
-                create_graph=self._differentiable,
+                create_graph=self.differentiable,
                 allow_unused=True,
                 materialize_grads=materialize,
             )
@@ -109,17 +105,17 @@ class Trace:
         if len(vectors) == 1:
             return [None if grad is None else grad.unsqueeze(0) for grad in once(vectors[0])]
         # One vector over a batch of images already fills a GPU; a CPU is faster with all vectors at once.
-        together = self._differentiable or taps[0].device.type == "cpu" or all(tap.ndim <= 3 for tap in taps)
-        if together and "gradients" not in self._vmaps.refused:
+        together = self.differentiable or taps[0].device.type == "cpu" or all(tap.ndim <= 3 for tap in taps)
+        if together and "gradients" not in self.vmaps.refused:
             try:
                 # `is_grads_batched` would loop internally over most backward kernels.
                 run = torch.func.vmap(lambda vector: once(vector, True))
-                found: Sequence[Tensor | None] = self._vmaps.run(lambda: run(vectors), "gradients")
+                found: Sequence[Tensor | None] = self.vmaps.run(lambda: run(vectors), "gradients")
                 return found
             except (RuntimeError, SlowVmap) as refusal:  # an operation has no batching rule
                 if isinstance(refusal, torch.OutOfMemoryError):
                     raise
-                self._vmaps.refused.add("gradients")
+                self.vmaps.refused.add("gradients")
         pieces = [once(vector) for vector in vectors]
         return [None if parts[0] is None else torch.stack(parts) for parts in zip(*pieces, strict=True)]
 

@@ -153,11 +153,8 @@ class FullCovariance(WeightCovariance):
         root = self.prior.rsqrt()
         what = f"Laplace: the curvature of {len(self.prior)} weights"
         scaled = root[:, None] * self.curvature * root
-        if self.has_low_rank:
-            assert self.rank is not None
-            values, vectors = low_rank_eigh(scaled, self.rank, what)
-        else:
-            values, vectors = stable_eigh(scaled, what)
+        low = self.rank if self.has_low_rank else None
+        values, vectors = stable_eigh(scaled, what) if low is None else low_rank_eigh(scaled, low, what)
         return values.clamp_min(0), root[:, None] * vectors
 
     def diagonalize(self) -> bool:
@@ -318,8 +315,7 @@ class KroneckerCovariance(WeightCovariance):
     def __init__(self, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor) -> None:
         super().__init__(subset, prior)
         self._prior_of = subset.split(prior)
-        diagonals = {name: f"diagonal/{name}" for name in subset.names}
-        self.diagonal = {name: curvature[key] for name, key in diagonals.items() if key in curvature}
+        self.diagonal = {key: curvature[f"diagonal/{key}"] for key in subset.names if f"diagonal/{key}" in curvature}
         layers = group_layers(subset.weights[name] for name in subset.names)
         self.blocks = [
             KroneckerBlock(
@@ -541,9 +537,7 @@ class DiagonalCovariance(KroneckerCovariance):
 def from_curvature(
     structure: Structure, subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor
 ) -> WeightCovariance:
-    """The Gaussian over a subset, made from the tensors of its curvature. Functions in `CURVATURES` compute these
-    tensors, and the method `tensors` returns them.
-    """
+    """The Gaussian over a subset, made from the tensors of its curvature; see `CURVATURES` and the method `tensors`."""
     if structure == "kronecker":
         return KroneckerCovariance(subset, curvature, prior)
     kind = FullCovariance if structure == "full" else DiagonalCovariance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians, Linearization
+from bayesify.jacobians.general import Args, Kwargs
 from bayesify.jacobians.rules import layer_factors
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
@@ -137,9 +138,8 @@ def _target_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch, weights:
     Otherwise `None`."""
     y = batch.y.reshape(len(batch), -1)
     if likelihood.name == "gaussian":
-        return torch.stack(
-            [weights @ part for part in (torch.ones_like(y, dtype=weights.dtype), y.double(), y.double().square())]
-        )
+        powers = (torch.ones_like(y, dtype=weights.dtype), y.double(), y.double().square())
+        return torch.stack([weights @ part for part in powers])
     axis = likelihood.logit_axis(outputs.ndim)
     if axis is None or y.is_floating_point():
         return None
@@ -227,17 +227,17 @@ class Pieces:
             raise FeaturesEnd
         self.close(data)
 
-    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    def _rows(self, args: Args, kwargs: Kwargs) -> int:
         return rows_at_once(
             self.jacobians, args, kwargs, self.memory, self.per_row, self.loss.count, one_by_one=self.one_by_one
         )
 
-    def _feature_rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    def _feature_rows(self, args: Args, kwargs: Kwargs) -> int:
         cost = self.jacobians.feature_cost(args, kwargs)
         return 1 if cost is None else feature_rows(cost, self.memory)
 
     def read(
-        self, data: DataTerm, count_rows: Callable[[tuple[Any, ...], Mapping[str, Any]], int]
+        self, data: DataTerm, count_rows: Callable[[Args, Kwargs], int]
     ) -> Iterator[tuple[Batch, tuple[Any, Any]]]:
         """Pieces of the batches and the inputs of each piece, until `num_examples` examples have been read."""
         check_repeatable(self.examples.loader)
@@ -298,8 +298,8 @@ def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
 
 def rows_at_once(
     jacobians: Jacobians,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     memory: int,
     per_row: int,
     vectors: int | None = None,

@@ -22,7 +22,7 @@ from bayesify.configuration import make_likelihood
 from bayesify.draws import Draws
 from bayesify.jacobians import Jacobians, check_deterministic
 from bayesify.jacobians.effective import fixed_point_noise, held_out_ratio
-from bayesify.laplace import leave_one_out
+from bayesify.laplace import leave_one_out, linearized
 from bayesify.laplace import prior_precision as precisions
 from bayesify.laplace.covariances import (
     DiagonalCovariance,
@@ -49,15 +49,7 @@ from bayesify.laplace.curvature import (
     sum_over_processes,
 )
 from bayesify.laplace.last_layer import last_layer_curvature, layer_of
-from bayesify.laplace.linearized import (
-    MAX_EXACT_OUTPUTS,
-    MAX_QUIET_PASSES,
-    NUM_CURVATURE_SAMPLES,
-    NUM_DIRECTIONS,
-    Covariance,
-    LinearizedNetwork,
-    variances_of,
-)
+from bayesify.laplace.linearized import Covariance, LinearizedNetwork, variances_of
 from bayesify.laplace.sampled import (
     MAX_DRAW_ERROR,
     MAX_EVIDENCE_EXAMPLES,
@@ -805,7 +797,7 @@ class Laplace(Drawable):
                 pass
         vectors = few or self._num_vectors
         count = (vectors or self.outputs_per_example) if self.curvature == "ggn" else 0
-        each = PASSES_PER_VECTOR[structure if self.outputs_per_example > MAX_EXACT_OUTPUTS else "full"]
+        each = PASSES_PER_VECTOR[structure if self.outputs_per_example > linearized.MAX_EXACT_OUTPUTS else "full"]
         announced = self._announce("fit", each * count)
         pieces = read(vectors)
         with pieces.shown(title, examples.progress or announced):
@@ -816,16 +808,17 @@ class Laplace(Drawable):
         """Number of random vectors per example if backward passes compute the curvature; `None` means one vector per output."""
         if isinstance(self.num_samples, int):
             return self.num_samples
-        return NUM_CURVATURE_SAMPLES if self._samples_outputs and self.curvature == "ggn" else None
+        return linearized.NUM_CURVATURE_SAMPLES if self._samples_outputs and self.curvature == "ggn" else None
 
     @property
     def _samples_outputs(self) -> bool:
         """Whether random vectors replace the exact vectors, because there are many outputs."""
-        return self.outputs_per_example > MAX_EXACT_OUTPUTS and self.num_samples != "exact"
+        return self.outputs_per_example > linearized.MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
         """The relative errors that come from sampling the outputs, for `repr`."""
-        count, directions = self._num_vectors, f"predicted standard deviations {math.sqrt(0.5 / NUM_DIRECTIONS):.2g}"
+        count, error = self._num_vectors, math.sqrt(0.5 / linearized.NUM_DIRECTIONS)
+        directions = f"predicted standard deviations {error:.2g}"
         if count is None:
             return f"relative error of sampled {directions}"
         error = math.sqrt(2 / max(1.0, self.data.num_data * count))
@@ -834,7 +827,7 @@ class Laplace(Drawable):
     def _announce(self, call: str, num_passes: int) -> bool:
         """Warn before a call that takes more than `MAX_QUIET_PASSES` passes of the network. The warning gives the
         number of passes."""
-        if num_passes <= MAX_QUIET_PASSES:
+        if num_passes <= linearized.MAX_QUIET_PASSES:
             return False
         what, remedy = f"{self.outputs_per_example:,} outputs", "give fewer rows or values to try"
         if self.covariance == "sampled" and call == "fit":
@@ -1269,7 +1262,7 @@ class Laplace(Drawable):
             network = replace(network, posterior=posterior.rescaled(factors[0]))
         totals = torch.zeros(len(factors), dtype=torch.float64)
         sampled = self._is_sampled(batches[0].x)
-        num_passes = 3 * NUM_DIRECTIONS * len(factors) if sampled else self._exact_passes(batches[0].x)
+        num_passes = 3 * linearized.NUM_DIRECTIONS * len(factors) if sampled else self._exact_passes(batches[0].x)
         self._announce("tune_prior_precision", num_passes)
         read: Any = functools.partial(network.gaussians, budget=self.memory, factors=factors if diagonal else None)
         if sampled:

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians import Features
-from bayesify.laplace.curvature import (
-    MAX_DIAGONALIZED_WEIGHTS,
-    FeaturesEnd,
-    Pieces,
-    Structure,
-    sum_over_processes,
-)
+from bayesify.laplace.curvature import MAX_DIAGONALIZED_WEIGHTS, FeaturesEnd, Pieces, Structure, sum_over_processes
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.gamma import widened

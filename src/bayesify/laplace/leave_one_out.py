@@ -21,10 +21,8 @@ MIN_RELATIVE_PENALTY, MAX_RELATIVE_PENALTY, PENALTIES_PER_DECADE = 1e-6, 1e2, 8
 """Range of penalties, relative to the largest eigenvalue. Below this range, eigenvalues of a float32 curvature are
 rounding errors."""
 MAX_DENSITY_LOSS = 2.0
-"""Largest allowed difference, in nats summed over rows, between the density of a factor and the best density.
-
-The default factor is kept if it is within this limit.
-"""
+"""Largest allowed difference, in nats summed over rows, between the density of a factor and the best density. The default
+factor is kept if it is within this limit."""
 MIN_LEFT_SHARE = 1e-4
 """Lower bound on 1 - h of a row. It is a few times the rounding error of h in float32."""
 MAX_JOINT_OUTPUTS = 32

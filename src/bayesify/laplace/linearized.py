@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians
+from bayesify.jacobians.general import Args, Kwargs
 from bayesify.laplace.covariances import FullCovariance, MarginalCovariance, WeightCovariance
 from bayesify.laplace.curvature import FeaturesEnd, feature_rows, rows_at_once
 from bayesify.laplace.last_layer import layer_of, matrix_order
@@ -84,9 +85,7 @@ class LinearizedNetwork:
         except FeaturesEnd:
             return [use(mean, found) for mean, found in self._gradients(args, kwargs, budget)]
 
-    def _features(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int
-    ) -> Iterator[tuple[Tensor, Features]]:
+    def _features(self, args: Args, kwargs: Kwargs, budget: int) -> Iterator[tuple[Tensor, Features]]:
         cost = self.jacobians.feature_cost(args, kwargs) if self.may_have_features else None
         if cost is None:
             raise FeaturesEnd
@@ -100,9 +99,7 @@ class LinearizedNetwork:
                 raise FeaturesEnd
             yield found.outputs.to(self.dtype), found
 
-    def _gradients(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int
-    ) -> Iterator[tuple[Tensor, Gradients]]:
+    def _gradients(self, args: Args, kwargs: Kwargs, budget: int) -> Iterator[tuple[Tensor, Gradients]]:
         rows = rows_at_once(self.jacobians, args, kwargs, budget, 3 * self.posterior.held)
         for part_args, part_kwargs in split_rows(args, kwargs, rows):
             point = self.jacobians.at(part_args, part_kwargs)

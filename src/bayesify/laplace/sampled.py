@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.jacobians import Gradients
+from bayesify.jacobians.general import Args, Inputs, Kwargs
 from bayesify.laplace.covariances import KroneckerCovariance, WeightCovariance
 from bayesify.laplace.curvature import DataTerm, OutputCurvature, Pieces
 from bayesify.laplace.subset import Subset
@@ -27,8 +28,6 @@ from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.storage import tensor_files
 from bayesify.weights.catalog import group_layers
 from bayesify.weights.module_state import below, prefixed
-
-Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 NUM_EVIDENCE_STEPS = 12
 """Largest number of updates of the prior precision."""
@@ -317,7 +316,7 @@ def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
     likelihood, jacobians = pieces.loss.likelihood, pieces.jacobians
 
     def measured() -> Iterator[tuple[Batch, Tensor]]:
-        def rows(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        def rows(args: Args, kwargs: Kwargs) -> int:
             return max(1, int(pieces.memory // (2 * jacobians.cost(args, kwargs).activations)))
 
         for piece, inputs in pieces.read(DataTerm(), rows):
@@ -617,10 +616,10 @@ class Equations:
 
     def error(self, group: Group) -> float:
         """Relative error of the first equation, computed in a pass over the data."""
-        first = Group(
-            group.target[:1], group.solution[:1], group.target[:1] - self.product(group.solution[:1]), group.target
-        )
-        return self._error(first, _dot(first.residual, self.precondition(first.residual)))
+        target, solution = group.target[:1], group.solution[:1]
+        residual = target - self.product(solution)
+        first = Group(target, solution, residual, target)
+        return self._error(first, _dot(residual, self.precondition(residual)))
 
     def product(self, vectors: Tensor) -> Tensor:
         r"""$(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors [g, S], computed in a pass over the data."""
@@ -694,7 +693,7 @@ class Equations:
             self.advance(1)
         return total.mul_(self.root)
 
-    def _rows(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    def _rows(self, args: Args, kwargs: Kwargs) -> int:
         """Number of examples for which activations and their changes fit into the budget."""
         held = (4 * self.at_once + 2) * self.pieces.jacobians.cost(args, kwargs).activations
         return max(1, int(self.pieces.memory // held))

@@ -20,14 +20,11 @@ from bayesify.maths.signatures import Function
 def lag_moments(
     x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None, scale: Tensor | None
 ) -> tuple[Tensor, ...]:
-    r"""$A^\top A$ and $A^\top V$ at stride 1 and, with a bias, the sums of patches, [G, D], and of targets, [G, R].
-
-    See `convolution_moments` for the arguments.
-    """
+    r"""`convolution_moments` at stride 1 without the bias and, with a bias, the sums of patches, [G, D], and targets, [G, R]."""
     groups, positions = geometry.groups, math.prod(geometry.kernel)
     maps, outputs = (value.unflatten(1, (groups, -1)) for value in (x, targets))
     plan = _plan(tuple(x.shape[2:]), geometry, x.device)
-    found, boxes, cross, sums, totals = _Lagged.apply(maps, outputs, ones, scale, plan.lags, plan.boxes, geometry)
+    found, boxes, cross, sums, totals = _Lagged.apply(maps, outputs, ones, scale, plan, geometry)
     gram = plan.subtract(torch.cat((found, found.mT))[plan.order], boxes)  # [pairs, G, C, C]
     width = maps.shape[2]
     gram = gram.unflatten(0, (positions, positions)).permute(2, 3, 0, 4, 1)  # [G, C, K, C, K]
@@ -137,10 +134,10 @@ class _Lagged(Function):
         targets: Tensor,
         ones: Tensor | None,
         scale: Tensor | None,
-        lags: tuple[Offset, ...],
-        boxes: tuple[_Box, ...],
+        plan: _Plan,
         geometry: Geometry,
     ) -> tuple[Tensor, ...]:
+        boxes = plan.boxes
         shifts = [
             tuple(pad[0] - d * i for pad, d, i in zip(geometry.padding, geometry.dilation, a, strict=True))
             for a in geometry.offsets
@@ -151,7 +148,7 @@ class _Lagged(Function):
                 maps.shape[3:], geometry.padding, targets.shape[3:], geometry.dilation, geometry.kernel, strict=True
             )
         ]
-        own, cross, spectra = correlate(maps, targets, lags, shifts, sizes, scale)
+        own, cross, spectra = correlate(maps, targets, plan.lags, shifts, sizes, scale)
         strips = _strips(boxes)
         starts = {key: first for key, (first, _) in strips.items()}
         sides: list[Tensor] = []
@@ -187,9 +184,8 @@ class _Lagged(Function):
                 window += share.view(*share.shape, *[1] * (window.ndim - 2))
             by_maps.addcmul_(_along(ones if scale is None else ones * scale, by_maps), by_total)
             through = maps.flatten(1) @ by_total.flatten()
-            by_ones = (through if scale is None else through * scale) + (
-                spectra.right_sums() * grads[4].unsqueeze(1)
-            ).sum((0, 2))
+            by_ones = through if scale is None else through * scale
+            by_ones = by_ones + (spectra.right_sums() * grads[4].unsqueeze(1)).sum((0, 2))
         grad = grads[1].contiguous()
         turned = grad.mT.contiguous()  # a transposed right operand can be slow
         filled = [torch.zeros_like(side) for side in sides]
@@ -205,7 +201,7 @@ class _Lagged(Function):
         if scale is not None:
             products = _row_products(by_maps.flatten(1), maps.flatten(1))
             by_scale = (products + _row_products(by_targets.flatten(1), targets.flatten(1))) / scale
-        return by_maps, by_targets, by_ones, by_scale, None, None, None
+        return by_maps, by_targets, by_ones, by_scale, None, None
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:

@@ -33,16 +33,9 @@ def convolution_moments(
     If $\Lambda$ is diagonal with one value per example, pass its square root as `scale` and `ones`. If $\Lambda$ is a
     full matrix over examples, multiply x, V and the ones by its square root first.
 
-    Args:
-        x: The map, [M, c_in, *n].
-        targets: Targets V, [M, c_out, *o].
-        geometry: Geometry of the convolution.
-        ones: If there is a bias, the entry of each example in the last column of A, [M].
-        scale: Factor by which x and V of each example are multiplied, [M].
-
-    Returns:
-        The two matrices, [G, D, D] and [G, D, c_out / G]. D is c_in / G times the number of kernel positions, plus 1
-        for a bias.
+    The map x is [M, c_in, *n], and the targets V are [M, c_out, *o]. With a bias, `ones` is the entry of each example in
+    the last column of A, [M]. `scale` multiplies x and V of each example, [M]. The two matrices are [G, D, D] and
+    [G, D, c_out / G]. D is c_in / G times the number of kernel positions, plus 1 for a bias.
     """
     if any(size > 1 for size in geometry.stride) or math.prod(geometry.kernel) == 1:
         if scale is not None:

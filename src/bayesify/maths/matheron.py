@@ -319,24 +319,15 @@ class GroupDraw(Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        dtype: torch.dtype | None,
-        row: Tensor,
-        col: Tensor,
-        start: Tensor,
-        size: Tensor,
-        rest: Tensor,
-        wide: Tensor,
-        thin: Tensor,
-    ) -> Tensor:
-        """Draws [G, S, d_out, d_in]; `wide` is $E$, and `thin` is $E_3$."""
+    def forward(ctx: Any, dtype: torch.dtype | None, *given: Tensor) -> Tensor:
+        """Draws [G, S, d_out, d_in], from the arguments of `draw_group`; `wide` is $E$, and `thin` is $E_3$."""
+        row, col, start, size, rest, wide, thin = given
         low, right = (_rounded(value, dtype or col.dtype) for value in (wide.flatten(1, 2), col))
         outer = torch.baddbmm(_times(low, right.mT), thin.flatten(1, 2), rest.mT).view(thin.shape)
         reached = row.unsqueeze(1) @ outer
         inner = torch.addcmul(start, reached, size, value=-1)
         left = _rounded((row.mT.unsqueeze(1) @ inner).flatten(1, 2), right.dtype)  # [G, S d_out, M_c]
-        ctx.save_for_backward(row, col, start, size, rest, wide, thin, low, right, outer, reached, inner, left)
+        ctx.save_for_backward(*given, low, right, outer, reached, inner, left)
         return _times(left, right).view(wide.shape).addcmul_(wide, size)
 
     @staticmethod

@@ -135,9 +135,7 @@ class _InverseFactor(Function):
         return root, tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), failed
 
     @staticmethod
-    def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, str | None], output: tuple[Tensor, Tensor, Tensor]
-    ) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(output[2])
         ctx.save_for_backward(output[0], inputs[1])
 
@@ -170,9 +168,8 @@ class _Drawn(Function):
         outputs = cross.shape[-1]
         half = root @ cross
         mean, drawn = (root.mT @ torch.cat((half, half + noise), -1)).split(outputs, -1)
-        trace, squares = (
-            torch.linalg.vector_norm(value, dim=(-1, -2)).square() for value in (root, mean)
-        )  # [*batch, G]
+        norms = (torch.linalg.vector_norm(value, dim=(-1, -2)) for value in (root, mean))
+        trace, squares = (norm.square() for norm in norms)  # [*batch, G]
         logs = (root.diagonal(dim1=-2, dim2=-1).log() + 0.5).sum(-1)
         kl = (0.5 * (outputs * trace + squares) - outputs * logs).sum(-1)
         return drawn, kl, failed, root, mean

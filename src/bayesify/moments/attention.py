@@ -247,9 +247,8 @@ def _multi_head(
     if dropout_p and training:
         raise NoRule("attention with dropout is not supported")
     same = query is key and key is value
-    query, key, value = (
-        part.transpose(0, 1) for part in (query, key, value)
-    )  # [B, T, E] is the memory order of most networks
+    # [B, T, E] is the memory order of most networks.
+    query, key, value = (part.transpose(0, 1) for part in (query, key, value))
     if same:  # one matrix product instead of three
         projections = list(_projected(query, in_proj_weight, in_proj_bias).chunk(3, -1))
     else:

@@ -35,9 +35,8 @@ def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, aff
     mean, variance, gain = found
     # If the inputs at two positions have correlation r, the nonlinear parts have a correlation of about r^2 (second Hermite
     # polynomial).
-    rest = Spread(
-        (variance - gain.square() * root.variance).clamp_min(0), root.channels, root.together[1].square(), True
-    )
+    bent = (variance - gain.square() * root.variance).clamp_min(0)
+    rest = Spread(bent, root.channels, root.together[1].square(), True)
     made = root.derived(mean, variance, lambda change: change * gain, base=root, chain=function, affine=affine)
     return units(replace(made, node=Node(mean.shape, (root.node,), made.node.push, None if affine else rest)))
 
@@ -90,9 +89,8 @@ def combined(x: Value, y: Value, function: Callable[[Tensor, Tensor], Tensor], a
     def both(units: Tensor) -> Tensor:
         return function(x.at(units), y.at(units))
 
-    return of_root(
-        root, both, quadrature(root.mean, root.variance, both, 2 if affine else NUM_POINTS_FOR_KINKS), affine
-    )
+    count = 2 if affine else NUM_POINTS_FOR_KINKS
+    return of_root(root, both, quadrature(root.mean, root.variance, both, count), affine)
 
 
 def _leaky(mean: Tensor, variance: Tensor, slope: float) -> Found:

@@ -124,12 +124,7 @@ def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
 
 
 def _pieces(
-    runner: Runner,
-    weights: Weights,
-    args: Any,
-    kwargs: Any,
-    memory: int | str | None,
-    split_batch: bool,
+    runner: Runner, weights: Weights, args: Any, kwargs: Any, memory: int | str | None, split_batch: bool
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
     """The batch in pieces whose activations fit in the memory budget."""
     total = batch_size(args, kwargs)

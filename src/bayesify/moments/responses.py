@@ -299,8 +299,5 @@ def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor,
             other = first[column - pairs]
             both = [(one, two) for order in parts for one, two in zip(parts[order], other.get(order, []), strict=False)]
             crossed.append(sum(((one * two).sum(1) for one, two in both), zero))
-    return (
-        torch.stack(found, 1),
-        torch.stack(bent, 1),
-        torch.stack(crossed, 1) if crossed else like.new_zeros(len(like), 0),
-    )
+    both_found = torch.stack(crossed, 1) if crossed else like.new_zeros(len(like), 0)
+    return torch.stack(found, 1), torch.stack(bent, 1), both_found

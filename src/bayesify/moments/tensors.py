@@ -138,14 +138,6 @@ class Moments(StructuredWeight):
 
     The object is a handle. An in-place operation replaces its `value`, and every holder of the handle sees the new value. A
     tensor and its views form a family of handles. An in-place operation is refused if another member of the family still exists.
-
-    Args:
-        mean: Means of weights of any shape, or of units [B, ...].
-        variance: Variances, in the shape of the mean.
-        channels: For units, the kinds of their axes; see `Value`.
-        value: The units; they replace the three arguments above.
-        pass_: For weights, the pass in which they are used.
-        name: For weights, their name.
     """
 
     value_: Value | None
@@ -155,12 +147,12 @@ class Moments(StructuredWeight):
 
     def __new__(
         cls,
-        mean: Tensor,
+        mean: Tensor,  # means of weights of any shape, or of units [B, ...]
         variance: Tensor,
-        channels: tuple[int, ...] = (),
-        value: Value | None = None,
-        pass_: Pass | None = None,
-        name: str = "",
+        channels: tuple[int, ...] = (),  # for units, the kinds of their axes; see `Value`
+        value: Value | None = None,  # the units; they replace the three arguments above
+        pass_: Pass | None = None,  # for weights, the pass in which they are used
+        name: str = "",  # for weights, their name
     ) -> Self:
         """Make a handle from means and variances."""
         made = cls.wrap(mean.shape, mean, (mean, variance), (channels, value, pass_, name))
