@@ -74,11 +74,8 @@ class NaturalGradient(ABC):
         self.learning_rate, self.momentum, self.decay = learning_rate, momentum, decay
         self.num_draws, self.kl_weight, self.point_learning_rate = num_draws, kl_weight, point_learning_rate
         self.history = History()
-        self._points = [
-            parameter
-            for parameter in (*bnn.network.parameters(), *self.likelihood.parameters())
-            if parameter.requires_grad
-        ]
+        others = (*bnn.network.parameters(), *self.likelihood.parameters())
+        self._points = [parameter for parameter in others if parameter.requires_grad]
 
     @checked
     def step(

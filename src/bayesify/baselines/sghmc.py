@@ -159,11 +159,8 @@ def _largest_curvature(bnn: BayesianNetwork, batch: Batch, groups: Sequence[dict
         data, penalty = bnn.terms(batch, phase="variational", num_data=max(num_data, len(batch)), num_draws=1)
         slopes = torch.autograd.grad((penalty - data).sum() / num_data, values, create_graph=True)
         along = sum((slope * part * scale).sum() for slope, part, scale in zip(slopes, direction, scales, strict=True))
-        curved = torch.autograd.grad(along, values, allow_unused=True)
-        direction = [
-            scale * (torch.zeros_like(value) if part is None else part)
-            for part, value, scale in zip(curved, values, scales, strict=True)
-        ]
+        curved = torch.autograd.grad(along, values, materialize_grads=True)
+        direction = [scale * part for part, scale in zip(curved, scales, strict=True)]
         found = float(torch.stack([part.norm() for part in direction]).norm())
     return found if math.isfinite(found) and found > 0 else 1.0
 

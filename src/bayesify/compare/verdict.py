@@ -207,9 +207,8 @@ def _choice(
 def _more(nats: float) -> str:
     """Words for a difference in NLL as a ratio of probabilities; the name of a method must follow."""
     ratio = math.exp(min(nats, 50.0))
-    return (
-        f"{100 * (ratio - 1):.2g} % more probability than" if ratio < 2 else f"{ratio:.2g} times as much probability as"
-    )
+    more = f"{100 * (ratio - 1):.2g} % more probability than"
+    return more if ratio < 2 else f"{ratio:.2g} times as much probability as"
 
 
 def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Sequence[str]) -> list[str]:

@@ -221,16 +221,11 @@ class CrossIntervals:
         scores = [interval_scores(self.score, known, y, level) for known, y in self._folds]
         new = [centers(self.score, as_prediction(prediction, self.score), level) for prediction in predictions]
         rows = max(1, MAX_ELEMENTS_PER_CHUNK // sum(part.numel() for part in scores))
-        parts = [
-            self._ends(
-                scores, [(first[start : start + rows], second[start : start + rows]) for first, second in new], rank
-            )
-            for start in range(0, len(new[0][0]), rows)
-        ]
-        low, high = zip(*parts, strict=True)
+        pieces = (zip(first.split(rows), second.split(rows), strict=True) for first, second in new)
+        low, high = zip(*(self._ends(scores, piece, rank) for piece in zip(*pieces, strict=True)), strict=True)
         return torch.cat(low), torch.cat(high)
 
-    def _ends(self, scores: list[Tensor], new: list[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
+    def _ends(self, scores: list[Tensor], new: Sequence[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
         """Lower and upper ends for a chunk of new rows, each selected from the values [n, B, O] of all calibration rows."""
         low, high = [], []
         for score, (a, b) in zip(scores, new, strict=True):

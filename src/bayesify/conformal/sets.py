@@ -119,9 +119,8 @@ class Sets(Rule):
         ranked, order = probs.sort(dim=1, descending=True, stable=True)
         u = row_numbers(probs, self.seed) if self.randomized else probs.new_ones(1)
         rank = torch.arange(1, probs.shape[1] + 1, dtype=probs.dtype, device=probs.device)
-        scores = (
-            ranked.cumsum(1) - (1 - u.unsqueeze(1)) * ranked + self.regularization * (rank - self.free).clamp_min(0)
-        )
+        penalty = self.regularization * (rank - self.free).clamp_min(0)
+        scores = ranked.cumsum(1) - (1 - u.unsqueeze(1)) * ranked + penalty
         return torch.empty_like(scores).scatter_(1, order, scores)
 
 

@@ -283,9 +283,8 @@ def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) 
     O, O].
     """
     step = torch.arange(1, nodes + 1, dtype=factor.dtype, device=factor.device).unsqueeze(1)
-    ratio = (
-        2.0  # iterates to the root of x^(O + 1) = x + 1 (the golden ratio for O = 1), which Kronecker's sequence needs
-    )
+    # The ratio iterates to the root of x^(O + 1) = x + 1 (the golden ratio for O = 1), which Kronecker's sequence needs.
+    ratio = 2.0
     for _ in range(50):
         ratio = (1 + ratio) ** (1 / (residual.shape[1] + 1))
     white, total = factor.new_zeros(nodes, *residual.shape), factor.new_zeros(nodes, len(residual))

@@ -54,11 +54,9 @@ TRANSFORMS = {
 def words_of(score: str) -> str:
     """The description of a score."""
     kind, _, level = score.rpartition("_")
-    return (
-        WORDS_OF_LEVEL[kind].format(level)
-        if kind in WORDS_OF_LEVEL
-        else METRIC_WORDS.get(score, score.replace("_", " "))
-    )
+    if kind in WORDS_OF_LEVEL:
+        return WORDS_OF_LEVEL[kind].format(level)
+    return METRIC_WORDS.get(score, score.replace("_", " "))
 
 
 def render_card(about: About, figure: str = "") -> str:

@@ -52,12 +52,8 @@ class StudentTFamily(Family):
         """Quantiles at several probabilities, [Q, S, B, O], between the quantiles for infinite and for two degrees of freedom."""
         location, square, degrees = parameters
         wide = widened(degrees).expand(*(1,) * (location.ndim - degrees.ndim), *degrees.shape)
-        ends = torch.stack(
-            [
-                torch.stack([wide.new_full(wide.shape, end(q)) for q in levels])
-                for end in (normal_quantile, _two_degrees)
-            ]
-        )
+        ends = torch.stack([wide.new_tensor([end(q) for q in levels]) for end in (normal_quantile, _two_degrees)])
+        ends = ends.view(2, -1, *(1,) * wide.ndim).expand(-1, -1, *wide.shape)
         found = solve_quantile(
             lambda t: _standard_cdf(t, wide),
             lambda t: self.log_density(t, torch.zeros_like(t), torch.ones_like(t), wide).exp(),
@@ -112,10 +108,8 @@ def _standard_cdf(t: Tensor, degrees: Tensor) -> Tensor:
 @lru_cache(maxsize=16)
 def _table(degrees: float) -> tuple[Tensor, Tensor]:
     """The distribution function at equal steps of asinh t, and its slopes."""
-    u, number = (
-        torch.linspace(-TABLE_REACH, TABLE_REACH, TABLE_SIZE, dtype=torch.float64),
-        torch.tensor(degrees, dtype=torch.float64),
-    )
+    u = torch.linspace(-TABLE_REACH, TABLE_REACH, TABLE_SIZE, dtype=torch.float64)
+    number = torch.tensor(degrees, dtype=torch.float64)
     at = u.sinh()
     density = STUDENT_T.log_density(at, torch.zeros_like(at), torch.ones_like(at), number).exp()
     return _exact_cdf(at, number), 2 * TABLE_REACH / (TABLE_SIZE - 1) * u.cosh() * density
