@@ -38,8 +38,7 @@ from bayesify.predictor import Batch, Predictor
 from bayesify.running.generators import own_generators
 from bayesify.running.runner import Runner
 from bayesify.training.fitting import fit
-from bayesify.training.maximum_a_posteriori import search_point
-from bayesify.training.task import TrainingTask
+from bayesify.training.task import TrainingTask, search_point
 from benchmarks.runs import Row, cell, many, parser
 from benchmarks.timing import record, rounded
 from benchmarks.truth_densities import slope_of

@@ -65,8 +65,7 @@ FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
-    """Run the command line. It ends quietly if a pipe is closed (for example by `head`), and with a message if the disk
-    is full."""
+    """Run the command line. It ends quietly if a pipe is closed (by `head`), and with a message if the disk is full."""
     try:
         try:
             app()

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bayesify.predictive.base import Outputs
 from bayesify.running.inputs_and_outputs import (
+    Args,
+    Kwargs,
     at,
     batch_size,
     check_lengths,
@@ -21,7 +23,7 @@ from bayesify.running.inputs_and_outputs import (
 )
 from bayesify.running.memory import MEMORY_BUDGET, PROBED_ROWS, count_activation_bytes, parse_bytes, warn_of_mixing
 from bayesify.running.runner import RowCost, Runner
-from bayesify.weights.placed import PlacedWeights
+from bayesify.weights.layout import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 MAX_KNOWN_COSTS = 32
@@ -91,8 +93,8 @@ class Draws:
     @torch.no_grad()
     def outputs(
         self,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        args: Args,
+        kwargs: Kwargs,
         *,
         output: str | int | None = None,
         keep: bool | None = None,
@@ -141,7 +143,7 @@ class Draws:
         return Outputs(chunks=lambda: chunks(frozen.runner, frozen))
 
     def _rows_within(
-        self, runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], budget: int, output: str | int | None
+        self, runner: Runner, args: Args, kwargs: Kwargs, budget: int, output: str | int | None
     ) -> tuple[int, RowCost, Tensor | None]:
         """The number of examples whose activations fit into a memory budget, the cost of one example and, if this call
         measured the cost, the output of the first few examples. Draws that run together share the budget.

@@ -44,7 +44,7 @@ class Method:
         is_point: Whether most or all weights are point estimates. Training then already searches for the maximum a
             posteriori. A separate search before training would make the members of an ensemble alike.
         is_chain: Whether the method is a Markov chain. Its steps are draws, and it is too slow to run several times.
-        starts_at_point: Whether `fit` first calls `training.maximum_a_posteriori.train_point`.
+        starts_at_point: Whether `fit` first calls `training.task.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
         draws_in_steps: Whether `fit` takes `num_draws`, the number of weight draws per training step.
         starts_at_rows: Name of the option that takes rows of the training data as its initial value.
@@ -92,8 +92,7 @@ class Method:
 
     @property
     def learns_noise(self) -> bool:
-        """Whether the method can learn the noise. A point estimate cannot, because its noise would shrink to the
-        training residuals."""
+        """Whether the method can learn the noise. For a point estimate it would shrink to the training residuals."""
         return self.fit is None and not self.is_point
 
     @property

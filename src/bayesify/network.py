@@ -59,16 +59,8 @@ class Road:
     a loop, and how many rows fit into a memory budget. The network makes a new road if its module or a posterior is
     replaced, or if the type of the device changes. Copies and pickles of a network have no road at first.
 
-    Args:
-        bnn: The network.
-
-    Attributes:
-        device: Type of the posteriors' device.
-        captured: CUDA graphs of draws.
-        runner: Runner of the network, whose weights are given with each draw.
-        ways: The drawing function of each posterior. Posteriors that run the network come last.
-        has_buffers: Whether draws may have buffers of their own.
-        num_draws: Default number of draws of a prediction.
+    `ways` are the drawing functions of the posteriors, of which those that run the network come last. `has_buffers` says
+    whether draws may have buffers of their own, and `num_draws` is the default of a prediction.
     """
 
     # Slots hide the modules from copies.
@@ -88,9 +80,10 @@ class Road:
             return part.draw
         return partial(self.captured.draw, part)
 
-    def leads_through(self, network: nn.Module, posteriors: Posteriors) -> bool:
-        """Whether the road was chosen for this network and these posteriors."""
-        return self.runner.network is network and list(posteriors) == self._parts
+    def leads_through(self, bnn: BayesianNetwork[Any]) -> bool:
+        """Whether the road was chosen for the network's present module, posteriors and device."""
+        here = self.runner.network is bnn.network and list(bnn.posteriors) == self._parts
+        return here and self.device == first_parameter(bnn.posteriors).device.type
 
 
 @dataclass(frozen=True)
@@ -233,8 +226,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     def _decided(self) -> Road:
         """The current `Road`, or a new one if the old one no longer fits."""
-        road, device = self._road, first_parameter(self.posteriors).device.type
-        if road is None or road.device != device or not road.leads_through(self.network, self.posteriors):
+        road = self._road
+        if road is None or not road.leads_through(self):
             road = Road(self)
             if not torch.compiler.is_compiling():
                 self._road = road

@@ -58,7 +58,6 @@ def test_a_draw_is_a_function(name: str, case: Case) -> None:
                     "error"
                 )  # a refused vmap warns and loops: that would compare the loop with itself
                 close(runner.run(draws.weights, args, kwargs, mode="vmap"), together)
-                close(runner.run(draws.weights, args, kwargs, mode="vmap", chunk_size=3), together)
 
 
 @some_pairs

@@ -14,7 +14,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths.noise import NoiseSource
 from bayesify.posteriors.common.base import DrawRequest
-from bayesify.weights.placed import PlacedWeights
+from bayesify.weights.layout import PlacedWeights
 
 
 class Launches:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import likelihoods, posteriors
-from bayesify.running.kernels import full_float32
+from bayesify.running.modes import full_float32
 from bayesify.running.runner import Pass
 
 

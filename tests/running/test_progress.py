@@ -24,11 +24,9 @@ def test_a_line_shows_what_it_is_told():
     assert "at sea" in text
 
 
-@pytest.mark.parametrize("missing", ["terminal", "wish", "rich"])
+@pytest.mark.parametrize("missing", ["terminal", "wish"])
 def test_nothing_is_shown_elsewhere(missing, monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: missing != "terminal")
-    if missing == "rich":
-        monkeypatch.setitem(sys.modules, "rich.progress", None)
     with Display("bar", show=missing != "wish", total=2) as display:
         display.update(advance=1)
     assert not display.shown

@@ -148,7 +148,7 @@ def test_nothing_larger_than_the_file_is_built(
     stored: Any, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a twentieth of the operations that are allowed in addition to those of the file's size, which took seconds."""
-    monkeypatch.setattr("bayesify.storage.allocation.SPARE_CALLS", 1_000)
+    monkeypatch.setattr("bayesify.storage.save_load.SPARE_CALLS", 1_000)
     header, tensors = copy.deepcopy(stored[name])
     (*before, last), value = LARGE[name]
     holder = header["config"]

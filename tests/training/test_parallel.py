@@ -16,7 +16,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.training import Checkpointing, Devices, Steps
 from bayesify.training.checkpoints import Checkpoint
-from bayesify.training.distributed import FabricProcesses
+from bayesify.training.distributed import Processes
 
 pytest.importorskip("lightning_fabric")
 TWO, FORKED = Steps(accumulate=2, clip_norm=1.0), Devices(2, "cpu", launch="fork")
@@ -149,13 +149,13 @@ def test_parts_of_a_batch_make_up_the_batch(workers):
         DataLoader(data, batch_size=4, num_workers=workers),
         [(torch.arange(start, min(11.0, start + 4)), torch.arange(start, min(11, start + 4))) for start in (0, 4, 8)],
     ):
-        parts = [list(FabricProcesses(Fake(rank)).batches(source, iter, None)) for rank in range(3)]
+        parts = [list(Processes(Fake(rank)).batches(source, iter, None)) for rank in range(3)]
         for index, size in enumerate((4, 4, 3)):
             assert [part[index][2] for part in parts] == [size] * 3
             kept = torch.cat([part[index][0].y[: part[index][1]] for part in parts])
             assert kept.sort().values.tolist() == list(range(4 * index, 4 * index + size))
     single = [(torch.arange(1.0), torch.arange(1))]
-    assert [next(FabricProcesses(Fake(rank)).batches(single, iter, None))[1] for rank in range(3)] == [1, 0, 0]
+    assert [next(Processes(Fake(rank)).batches(single, iter, None))[1] for rank in range(3)] == [1, 0, 0]
 
 
 def test_generators_of_draws_differ_between_processes_for_local_noise_only():
@@ -163,7 +163,7 @@ def test_generators_of_draws_differ_between_processes_for_local_noise_only():
     from bayesify.training.schedules import KLSchedule
     from bayesify.training.state import Run, Settings
 
-    class Rank(FabricProcesses):
+    class Rank(Processes):
         def wrap(self, module):
             return module
 

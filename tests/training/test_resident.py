@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader, SequentialSampler, TensorDataset, WeightedRandomSampler
 
 from bayesify.training.batches import ResidentLoader, as_resident
-from bayesify.training.random_streams import DataStream
+from bayesify.training.random_streams import iterate_seeded
 
 X, Y = torch.arange(46.0).view(23, 2), torch.arange(23)
 LOADERS = {
@@ -25,8 +25,8 @@ LOADERS = {
 def test_batches_are_those_of_the_loader_and_leave_its_generators_alike(name):
     plain, resident = LOADERS[name](), ResidentLoader(LOADERS[name](), torch.device("cpu"))
     for epoch in range(3):
-        expected = list(DataStream(epoch).iterate(plain))
-        found = list(DataStream(epoch).iterate(resident))
+        expected = list(iterate_seeded(plain, epoch))
+        found = list(iterate_seeded(resident, epoch))
         assert len(found) == len(expected)
         for (x, y), (a, b) in zip(found, expected, strict=True):
             assert torch.equal(x, a)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import bayesify
 from bayesify import likelihoods, posteriors, priors
 from bayesify.maths.noise import NoiseSource
-from bayesify.weights.local_gaussian import LocalGaussian
+from bayesify.weights.structured import LocalGaussian
 
 
 def dense_moments(module: nn.Module, part: posteriors.MeanField, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,9 +21,8 @@ from bayesify.network import BayesianNetwork
 from bayesify.posteriors import Ensemble, MatrixNormal, MeanField, Point
 from bayesify.running.generators import own_generators
 from bayesify.training.batches import total_count
-from bayesify.training.maximum_a_posteriori import search_point, train_point
 from bayesify.training.schedules import cosine
-from bayesify.training.task import TrainingTask
+from bayesify.training.task import TrainingTask, search_point, train_point
 
 MIN_FULL_CHAIN_STEPS = 50
 """A chain with fewer steps has shorter trajectories."""

@@ -19,7 +19,7 @@ from bayesify.posteriors.mean_field import MeanField
 from bayesify.predictor import Batch
 from bayesify.training.arguments import Steps
 from bayesify.training.batches import count_batches
-from bayesify.training.optimizers import make_optimizer
+from bayesify.training.schedules import make_optimizer
 
 
 class IVON(NaturalGradient):

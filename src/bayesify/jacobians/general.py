@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayesify.running.inputs_and_outputs import batch_size, select_output, split_rows
-from bayesify.running.kernels import twice_differentiable
+from bayesify.running.modes import twice_differentiable
 from bayesify.running.plain_recurrence import PlainRecurrence
 from bayesify.running.runner import FILTERS, SLOW_VMAP, Runner
 

@@ -30,8 +30,8 @@ from bayesify.running.inputs_and_outputs import (
     split_rows,
     spread_rows,
 )
-from bayesify.running.kernels import full_float32, twice_differentiable
 from bayesify.running.memory import CountBytes, count_activation_bytes
+from bayesify.running.modes import full_float32, twice_differentiable
 from bayesify.running.runner import FILTERS, Runner, SlowVmap
 from bayesify.weights.catalog import owner_of
 

@@ -12,8 +12,7 @@ from bayesify.laplace.subnetwork import largest_variance
 from bayesify.likelihoods import Likelihood
 from bayesify.priors import Prior
 from bayesify.running.memory import parse_bytes
-from bayesify.training.maximum_a_posteriori import train_point
-from bayesify.training.task import TrainingTask
+from bayesify.training.task import TrainingTask, train_point
 from bayesify.weights.catalog import catalog
 
 

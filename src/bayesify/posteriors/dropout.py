@@ -103,8 +103,7 @@ class Dropout(Posterior):
         return {name: value.square() * (factor if name in masked else 0.0) for name, value in self.value.items()}
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """For masked weights, `rate / (1 - rate)` times the outer product of the mean, because a mask drops or keeps a
-        whole filter."""
+        """For masked weights, `rate / (1 - rate)` times the outer product of the mean: a mask drops or keeps whole filters."""
         filters = self.value[weight.name].reshape(-1, positions)
         return (self._rate / (1 - self._rate) if self.masked(weight) else 0.0) * (filters.mT @ filters)
 

@@ -20,8 +20,8 @@ from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common.base import DrawRequest, Posterior, fixed_stds, repeat_draws
 from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
-from bayesify.weights.local_gaussian import LocalGaussian
 from bayesify.weights.named_parameters import NamedParameters, first_parameter
+from bayesify.weights.structured import LocalGaussian
 
 
 class MeanField(Posterior):
@@ -75,8 +75,7 @@ class MeanField(Posterior):
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start means at the network's weights, and standard deviations at `start_std`, which by default is at most
-        half of `max_std`."""
+        """Start means at the network's weights, and standard deviations at `start_std`, by default at most `max_std / 2`."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         starts: dict[str, Tensor] = {}

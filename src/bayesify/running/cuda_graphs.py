@@ -97,16 +97,9 @@ class Captures(Generic[Made]):
 class Captured(Generic[Result]):
     """A captured function, with the memory that its graph reads and the memory that every replay writes.
 
-    Args:
-        run: Function that reads and writes fixed memory and has already run on a `side_stream`. The capture records it without
-            running it.
-        inputs: Tensors that the function reads and that `replay` fills.
-        generators: Generators from which the function draws, in addition to torch's generator of the device. If the capture
-            fails, their states are restored.
-        pool: Memory pool shared by graphs that never run at the same time.
-
-    Attributes:
-        results: Return value of the function, overwritten by every replay.
+    The function reads `inputs`, which `replay` fills, and has already run on a `side_stream`. It draws from the generators
+    and from torch's generator of the device; their states are restored if the capture fails. Graphs that never run at the
+    same time may share a memory pool. Every replay overwrites `results`, the return value of the function.
     """
 
     def __init__(

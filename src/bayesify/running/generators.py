@@ -46,8 +46,7 @@ def owned_generators() -> list[torch.Generator]:
 
 
 def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
-    """States of torch's global generators for tensors on a device: the CPU's generator and, for a GPU, the generator of this
-    GPU."""
+    """States of torch's global generators for tensors on a device: the CPU's generator and, for a GPU, its own."""
     found = {torch.device("cpu"): torch.get_rng_state()}
     return found | ({device: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 

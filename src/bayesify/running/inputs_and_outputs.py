@@ -15,10 +15,13 @@ from torch.utils import _pytree as pytree
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import check_finite
 from bayesify.running.modes import outside_inference_mode
-from bayesify.weights.placed import PlacedWeights
+from bayesify.weights.layout import PlacedWeights
 from bayesify.weights.structured import StructuredWeight
 
 WeightDict = Mapping[str, Tensor]
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
+"""Positional and keyword inputs of a network."""
 
 
 def as_inputs(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -61,7 +64,7 @@ def _input_remedy(tensors: list[Tensor], reason: str) -> str:
     return "give inputs of the shape and type that the network expects"
 
 
-def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def _in_words(args: Args, kwargs: Kwargs) -> str:
     """Description of the number and form of the inputs, if they are not a single tensor."""
     if kwargs:
         return f"keyword inputs {', '.join(kwargs)}"
@@ -69,7 +72,7 @@ def _in_words(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def explain_shape_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+def explain_shape_errors(args: Args, kwargs: Kwargs) -> Iterator[None]:
     """Turn errors about shapes, types or the number of arguments into errors that name the network's inputs."""
     try:
         yield
@@ -91,7 +94,7 @@ def explain_shape_errors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
         ) from error
 
 
-def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+def batch_size(args: Args, kwargs: Kwargs) -> int:
     """Number of examples in a batch: the length of the first input tensor."""
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor) and leaf.ndim:
@@ -104,9 +107,8 @@ def batch_size(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
     )
 
 
-def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Key under which the cost of an example is cached: dtypes of tensors, shapes without the first axis, and values of plain
-    inputs."""
+def kinds_of(args: Args, kwargs: Kwargs) -> list[Any]:
+    """Cache key of the cost of an example: dtypes and shapes (without the first axis) of tensors, and plain inputs."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor):
@@ -116,7 +118,7 @@ def kinds_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_lengths(args: Args, kwargs: Kwargs) -> None:
     """Raise `ValueError` if the first axes of the inputs have different lengths, so that the batch size is ambiguous."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     lengths = dict.fromkeys(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
@@ -127,9 +129,7 @@ def check_lengths(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def map_rows(
-    function: Callable[[Tensor], Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]]:
+def map_rows(function: Callable[[Tensor], Tensor], args: Args, kwargs: Kwargs) -> tuple[Any, dict[str, Any]]:
     """Apply a function to each input tensor that has one entry per example; other inputs do not change."""
     total = batch_size(args, kwargs)
 
@@ -140,13 +140,13 @@ def map_rows(
     return found
 
 
-def split_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
+def split_rows(args: Args, kwargs: Kwargs, rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Split a batch into pieces of `rows` examples. Inputs of another length are passed whole to every piece."""
     for start in range(0, batch_size(args, kwargs), rows):
         yield map_rows(lambda leaf, start=start: leaf[start : start + rows], args, kwargs)  # type: ignore[misc]
 
 
-def spread_rows(args: tuple[Any, ...], kwargs: Mapping[str, Any], rows: int) -> tuple[Any, dict[str, Any]]:
+def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, Any]]:
     """At most `rows` examples, taken alternately from the two halves of the batch. Inputs of another length are not cut."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
@@ -162,7 +162,7 @@ class Untouched:
     The caller's tensors stay unchanged. One copy is reused until the versions of its tensors change.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, args: Args, kwargs: Kwargs) -> None:
         self._given = (args, dict(kwargs))
         self._copy: tuple[tuple[Any, ...], dict[str, Any]] | None = None
         self._versions: list[tuple[Tensor, int]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
 
-from bayesify.running.inputs_and_outputs import select_output, split_rows
+from bayesify.running.inputs_and_outputs import Args, Kwargs, select_output, split_rows
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Weight
 
@@ -28,8 +28,8 @@ NUM_GAIN_EXAMPLES = 32
 def last_layer(
     runner: Runner,
     weights: Mapping[str, Weight],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: Args,
+    kwargs: Kwargs,
     output: str | int | None = None,
     *,
     values: Mapping[str, Tensor] | None = None,
@@ -76,7 +76,12 @@ def last_layer(
     end = max((node._sequence_nr() for place in last for node in called[place][1] if node is not None), default=-1)
     made = {node for _, nodes in called for node in nodes}
     after = ((weights.get(names.get(leaf, "")), kind) for leaf, kind in _used_after(outputs.grad_fn, end, made))
-    _check_layers(after, owner)
+    for weight, is_product in after:  # a matrix, or a weight in a product, that is used after the last call of a layer
+        if weight is not None and weight.kind != "norm" and (is_product or sum(size > 1 for size in weight.shape) > 1):
+            raise ValueError(
+                f"{owner}: {weight.name} is used outside of a call of its layer, so the last layer cannot be determined; "
+                f"name the weights with subset=[{weight.name!r}, ...]"
+            )
     if not found:
         raise ValueError(f"{owner}: the output depends on no trainable linear map; name the weights with subset=[...]")
     return found
@@ -84,11 +89,7 @@ def last_layer(
 
 @torch.enable_grad()
 def output_gain(
-    runner: Runner,
-    weights: Sequence[Weight],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    output: str | int | None,
+    runner: Runner, weights: Sequence[Weight], args: Args, kwargs: Kwargs, output: str | int | None
 ) -> float:
     r"""The mean of $\sum_j (\partial f_o / \partial a_j)^2$ over outputs o, where a is the output of the last call of each layer.
 
@@ -131,16 +132,6 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
         if isinstance(whole, LINEAR_MAPS):
             found.append(whole)
     return found
-
-
-def _check_layers(used: Iterable[tuple[Weight | None, bool]], owner: str) -> None:
-    """Raise `ValueError` if a matrix, or a weight in a product, is used after the last call of a layer."""
-    for weight, is_product in used:
-        if weight is not None and weight.kind != "norm" and (is_product or sum(size > 1 for size in weight.shape) > 1):
-            raise ValueError(
-                f"{owner}: {weight.name} is used outside of a call of its layer, so the last layer cannot be determined; "
-                f"name the weights with subset=[{weight.name!r}, ...]"
-            )
 
 
 def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:

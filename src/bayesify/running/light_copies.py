@@ -63,8 +63,7 @@ class KnownModules:
         return KnownModules, ()
 
     def kind(self, kind: type) -> tuple[bool, bool, bool]:
-        """For modules of one type: whether they are torch's own, whether they keep nothing of a pass, and whether they are
-        scripted."""
+        """For modules of one type: whether they are torch's own, keep nothing of a pass, and are scripted."""
         own = is_torchs(kind)
         leaf = own and not issubclass(kind, nn.RNNBase)
         found = self.kinds[kind] = own, leaf, issubclass(kind, torch.jit.ScriptModule)
@@ -80,15 +79,15 @@ class KnownModules:
         known, now = self._holders.get(place), len(state) if own else _attributes(state)
         if known is None or known[0]() is not module or known[1] != now:
             names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
-            others = (
-                () if own else tuple(key for key in state.keys() - _STANDARD - {*names} if _is_container(state[key]))
-            )
+            others: tuple[str, ...] = ()
+            for key in state.keys() - _STANDARD - {*names} if not own else ():
+                if type(state[key]) in _CONTAINERS and len(state[key]) <= MAX_CONTAINER_ENTRIES:
+                    others += (key,)
             known = self._holders[place] = weakref.ref(module), now, (names, others)
         return known[2]
 
     def serves_again(self, module: nn.Module) -> bool:
-        """Whether everything that a pass can change in a module's copy is visible in the module's dict, and only children hold
-        modules."""
+        """Whether all that a pass can change in a module's copy is in the module's dict, and only children hold modules."""
         state, kind = module.__dict__, type(module)
         has_slots = kind.__basicsize__ > nn.Module.__basicsize__
         return not (
@@ -103,13 +102,8 @@ class LightCopy:
     modules, containers are copied together with nested containers, up to `MAX_CONTAINER_ENTRIES` entries in total. All other
     attributes are shared, and so are the contents of tuples and other objects. Copying takes microseconds per module.
 
-    Args:
-        network: The network to copy.
-        evaluate: Whether the copy is in evaluation mode.
-        hooks: Whether hooks can be registered with the copy's modules.
-        owners: Paths of the modules whose slots will be filled. Other leaf modules of torch, which a pass does not change, are
-            shared instead of copied. By default all modules are copied.
-        known: Facts found by earlier copies of the same network.
+    With `hooks`, hooks can be registered with the copy's modules. `owners` are the paths of the modules whose slots will be
+    filled. Other leaf modules of torch, which a pass does not change, are then shared instead of copied.
 
     Attributes:
         root: The copy of the whole network.
@@ -266,11 +260,8 @@ class LightCopy:
         )
 
     def write_back(self) -> bool:
-        """Write to the network what a pass has stored in attributes, buffers, children and containers of the copies.
-
-        Returns:
-            Whether the copy is unchanged since `remember`, so that nothing was written back.
-        """
+        """Write to the network what a pass has stored in attributes, buffers, children and containers of the copies. The
+        result is true if the copy is unchanged since `remember`, so that nothing was written back."""
         if self._records is not None and self._records[1].holds():
             return True
         for container, own, entries in self._containers.values():
@@ -412,13 +403,8 @@ def is_torchs(kind: type) -> bool:
     return kind.__module__.startswith("torch.nn.modules.")
 
 
-def _is_container(value: Any) -> bool:
-    return type(value) in _CONTAINERS and len(value) <= MAX_CONTAINER_ENTRIES
-
-
 def _nested(container: Any) -> dict[int, Any]:
-    """Mapping from ids to a container and all nested containers; empty if they have more than `MAX_CONTAINER_ENTRIES` entries in
-    total."""
+    """A container and all nested containers, by id; empty if they have more than `MAX_CONTAINER_ENTRIES` entries."""
     found, waiting, entries = {id(container): container}, [container], 0
     while waiting:
         one = waiting.pop()

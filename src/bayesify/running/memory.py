@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bayesify.running.inputs_and_outputs import WeightDict, batch_size, split_rows
+from bayesify.running.inputs_and_outputs import Args, Kwargs, WeightDict, batch_size, split_rows
 from bayesify.running.runner import Runner
 
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -38,8 +38,7 @@ def in_words(size: int) -> str:
 
 
 def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
-    """Warn if the outputs of the first rows depend on the other rows of the batch, because a split batch then gives wrong
-    results."""
+    """Warn if the outputs of the first rows depend on other rows, because a split batch then gives wrong results."""
     rows = min(len(few), len(piece))
     if rows == len(piece) == len(few) or few.shape[1:] != piece.shape[1:] or not few.is_floating_point():
         return
@@ -56,7 +55,7 @@ def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
 
 @torch.no_grad()
 def count_activation_bytes(
-    runner: Runner, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: WeightDict | None = None
+    runner: Runner, args: Args, kwargs: Kwargs, values: WeightDict | None = None
 ) -> tuple[float, Any]:
     """Number of bytes that one pass allocates per example, and the output of a few examples."""
     probe = min(batch_size(args, kwargs), PROBED_ROWS)

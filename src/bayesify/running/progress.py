@@ -13,16 +13,11 @@ MIN_WORK_SHARE = 0.05
 
 
 class Display:
-    """Context manager that shows a progress line on standard error. Without a terminal or without `rich`, nothing is shown.
+    """Context manager that shows a progress line on standard error. Without a terminal, nothing is shown.
 
-    Args:
-        columns: Parts of the line in order: `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or a text
-            that may contain `{task.description}` and `{task.fields[...]}`.
-        show: Whether to show anything.
-        total: Total amount of work; `None` if it is unknown.
-        console: Console of `rich` that replaces the one on standard error.
-        transient: Whether the line disappears at the end.
-        fields: Initial values of the fields in texts: `description`, and fields with any other name.
+    The columns are `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or texts that may contain
+    `{task.description}` and `{task.fields[...]}`, whose initial values are the `fields`. The total is `None` if it is unknown.
+    A transient line disappears at the end. `console` replaces the console of `rich` on standard error.
     """
 
     def __init__(
@@ -37,11 +32,9 @@ class Display:
         self._bar: Any = None
         if not show or not _is_terminal(console):
             return
-        try:
-            import rich.console
-            import rich.progress
-        except ImportError:
-            return
+        import rich.console
+        import rich.progress
+
         kinds: dict[str, Any] = {
             "bar": rich.progress.BarColumn,
             "count": rich.progress.MofNCompleteColumn,
@@ -79,7 +72,7 @@ class Display:
         self.stop()
 
 
-class TimeLeft:
+class TimeLeft(Display):
     """Shows progress and the remaining time on standard error: as a bar in a terminal, otherwise as an occasional line.
 
     The unit is counted in lines such as `3 of 10 runs finished`. With `bound`, the work may end early, so that the total
@@ -92,7 +85,7 @@ class TimeLeft:
         self._unit, self._most, self._show = unit, "at most " if bound else "", show
         self._console = console
         columns = ("{task.description:<34}", "bar", "count", "{task.fields[left]}")
-        self._bar = Display(*columns, show=show, console=console, description=description, left="")
+        super().__init__(*columns, show=show, console=console, description=description, left="")
         self._start = self._said = monotonic()
 
     def tell(self, name: str, done: int, total: int, share: float | None = None) -> None:
@@ -104,8 +97,8 @@ class TimeLeft:
         left = ""
         if share >= MIN_WORK_SHARE:
             left = f"{self._most or 'about '}{duration(passed * (1 - share) / share)} left"
-        self._bar.update(description=name, completed=done, total=total, left=left)
-        if self._bar.shown or now - self._said < MIN_LINE_SECONDS or _is_terminal(self._console):
+        self.update(description=name, completed=done, total=total, left=left)
+        if self.shown or now - self._said < MIN_LINE_SECONDS or _is_terminal(self._console):
             return
         self._said = now
         count = f"{done:,} of {self._most}{total:,} {self._unit} finished after {duration(passed)}"
@@ -114,13 +107,6 @@ class TimeLeft:
             print(line, file=sys.stderr, flush=True)
         else:
             self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        self._bar.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
 
 
 def _is_terminal(console: Any) -> bool:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bayesify.running.inputs_and_outputs import WeightDict, batch_size
+from bayesify.running.inputs_and_outputs import Args, Kwargs, WeightDict, batch_size
 from bayesify.weights.catalog import Weight, owner_of
 from bayesify.weights.structured import StructuredWeight
 
@@ -20,12 +20,8 @@ class NotByRows(RuntimeError):
 
 
 class RowWeight(StructuredWeight):
-    r"""S draws of a linear map's weight. Draw s applies to block s of the rows of a batch, $y_{sb} = W_s x_{sb}$.
-
-    Args:
-        draws: Draws, [S, *shape]; the weight itself has the shape of one draw.
-        rows: Length S B of the batch.
-    """
+    r"""S draws of a linear map's weight, [S, *shape]. Draw s applies to block s of the S B rows of a batch,
+    $y_{sb} = W_s x_{sb}$. The weight itself has the shape of one draw."""
 
     def __new__(cls, draws: Tensor, rows: int) -> Self:
         """Wrap draws."""
@@ -58,7 +54,7 @@ def can_take_rows(network: nn.Module, weights: Mapping[str, Weight]) -> bool:
 
 
 def as_rows(
-    values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    values: WeightDict, args: Args, kwargs: Kwargs
 ) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any]]:
     """Weights and inputs for one pass over a batch that contains each example S times; the draws axis varies slowest.
 

@@ -14,16 +14,26 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
-from bayesify.running.inputs_and_outputs import Untouched, WeightDict, as_tree, batch_size, count_draws, each, stack
-from bayesify.running.kernels import without_cudnn
+from bayesify.running.inputs_and_outputs import (
+    Args,
+    Kwargs,
+    Untouched,
+    WeightDict,
+    as_tree,
+    batch_size,
+    count_draws,
+    each,
+    stack,
+)
 from bayesify.running.light_copies import FreeCopies, LightCopy, Places
-from bayesify.running.modes import modes_kept
+from bayesify.running.modes import modes_kept, without_cudnn
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
-from bayesify.weights.placed import PlacedWeights
+from bayesify.weights.layout import PlacedWeights
 from bayesify.weights.structured import LocalWeight, StructuredWeight
 
 Mode = Literal["single", "vmap", "rows", "loop"]
+Buffers = Sequence[WeightDict] | None
 Result = TypeVar("Result")
 
 NO_BATCHING_RULE = (nn.RNNBase, nn.RNNCellBase, nn.EmbeddingBag, nn.MultiheadAttention)
@@ -77,10 +87,7 @@ class RowCost(NamedTuple):
 class Decisions:
     """Decisions about a network, which are valid as long as the network has the same modules of the same types.
 
-    Attributes:
-        recurrent: Whether any module is a recurrent layer.
-        vmaps: Records of whether `vmap` works on the network.
-        row_costs: Mapping from kinds of inputs to the cost of an example.
+    `row_costs` gives the cost of an example by kind of inputs.
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
@@ -121,11 +128,7 @@ class RunState:
     Decisions are made again when the modules of the network, or their types, have changed. Copies and pickles of this object are
     empty, because its content refers to the module objects of one network.
 
-    Attributes:
-        copies: Reusable light copies of the network.
-        owners: Paths of the modules from which the weights were taken.
-        aliases: Further names of tied weights.
-        numel: Total number of entries of all weights.
+    `owners` are the paths of the modules from which the weights were taken, and `aliases` the further names of tied weights.
     """
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
@@ -157,13 +160,9 @@ class Runner:
     can use one network. Values that the network's own code assigns to its attributes and buffers are written back after the pass,
     except under `vmap` and in the evaluation mode of `evaluating`.
 
-    Args:
-        network: The network, with empty slots for the weights that the posterior draws.
-        weights: Weights that were taken out of the network.
-        point_values: Mapping from names to values that replace the network's own parameters and buffers. It is the snapshot for a
-            prediction that is evaluated later.
-        evaluate: Whether passes run in evaluation mode, whatever the network's own mode is.
-        state: State shared with other runners of the same network and weights; by default a new, empty state.
+    `weights` were taken out of the network. `point_values` replace the network's own parameters and buffers, in the snapshot
+    for a prediction that is evaluated later. With `evaluate`, passes run in evaluation mode, whatever the network's own mode
+    is. Runners of the same network and weights may share a `state`.
     """
 
     def __init__(
@@ -196,10 +195,8 @@ class Runner:
     def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
         """A runner over a private light copy of the network, for several passes or for hooks.
 
-        Args:
-            hooks: Whether hooks can be registered with the copy's modules.
-            share: Whether only the slots of the weights will be filled, so that other leaf modules need no copy.
-            again: Whether the copy serves a single pass in the network's own mode, for which a reusable copy is sufficient.
+        With `share`, only the slots of the weights will be filled, so that other leaf modules need no copy. With `again`, the
+        copy serves a single pass in the network's own mode, for which a reusable copy is sufficient.
         """
         if torch.compiler.is_compiling():
             with modes_kept(self.network.modules(), evaluate=self.evaluate):
@@ -229,13 +226,7 @@ class Runner:
         return original
 
     def call(
-        self,
-        values: WeightDict,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        protect: bool = True,
-        method: str = "__call__",
+        self, values: WeightDict, args: Args, kwargs: Kwargs, *, protect: bool = True, method: str = "__call__"
     ) -> Any:
         """Run one forward pass, or another `method` such as `"generate"`, with one draw.
 
@@ -265,22 +256,15 @@ class Runner:
         return "loop" if mode == "rows" and not can_take_rows(self.network, self.weights) else mode
 
     def run(
-        self,
-        values: WeightDict,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        mode: Mode | None = None,
-        chunk_size: int | None = None,
-        buffers: Sequence[WeightDict] | None = None,
+        self, values: WeightDict, args: Args, kwargs: Kwargs, *, mode: Mode | None = None, buffers: Buffers = None
     ) -> Any:
         """The network's output for all draws over the same inputs, with a leading axis of S draws in every tensor.
 
         `values` are weights by name, [S, *shape]; a tied weight is keyed by its first name. `buffers` has one dict per
-        draw, which the network may update in place in a loop. `vmap` runs at most `chunk_size` draws at once.
+        draw, which the network may update in place in a loop.
         """
         with self.alone(hooks=False, share=buffers is None, again=count_draws(values) == 1) as own:
-            outputs = own.run(values, args, kwargs, mode=mode, chunk_size=chunk_size, buffers=buffers)
+            outputs = own.run(values, args, kwargs, mode=mode, buffers=buffers)
             own.give_back()
         return outputs
 
@@ -299,13 +283,8 @@ class Runner:
 class Pass(Runner):
     """A runner over a network that is private or protected by a lock: it fills the slots and runs the network.
 
-    Args:
-        runner: The runner that owns the network.
-        copied: The copy that runs; `None` if the network itself runs.
-
-    Attributes:
-        unchanged: Whether `give_back` found the copy unchanged.
-        places: The slots that the last pass filled, if the network itself runs.
+    The copy is `None` if the network itself runs; `places` are then the slots that the last pass filled. `unchanged` says
+    whether `give_back` found the copy unchanged.
     """
 
     def __init__(self, runner: Runner, copied: LightCopy | None) -> None:
@@ -342,13 +321,7 @@ class Pass(Runner):
             self.unchanged = self._copy.write_back()
 
     def call(
-        self,
-        values: WeightDict,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        protect: bool = True,
-        method: str = "__call__",
+        self, values: WeightDict, args: Args, kwargs: Kwargs, *, protect: bool = True, method: str = "__call__"
     ) -> Any:
         """See `Runner`."""
         if protect:
@@ -404,14 +377,7 @@ class Pass(Runner):
         return slots
 
     def run(
-        self,
-        values: WeightDict,
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        *,
-        mode: Mode | None = None,
-        chunk_size: int | None = None,
-        buffers: Sequence[WeightDict] | None = None,
+        self, values: WeightDict, args: Args, kwargs: Kwargs, *, mode: Mode | None = None, buffers: Buffers = None
     ) -> Any:
         """See `Runner`."""
         num_draws = count_draws(values)
@@ -431,7 +397,7 @@ class Pass(Runner):
             return self._loop(values, args, kwargs, buffers)
         together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
         try:
-            found = partial(self._vmap, {**values, **together}, args, kwargs, chunk_size)
+            found = partial(self._vmap, {**values, **together}, args, kwargs)
             return self.decisions().vmaps.run(found, "draws")
         except (RuntimeError, ValueError, SlowVmap) as refusal:
             # Errors in the caller's inputs are raised here, with a plain message.
@@ -439,15 +405,13 @@ class Pass(Runner):
             self.refuse_vmap(refusal)
             return outputs
 
-    def _work(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    def _work(self, args: Args, kwargs: Kwargs) -> int:
         """Approximate number of operations of a pass: two per weight for each row, or each token, of the largest input."""
         inputs = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor) and leaf.ndim]
         rows = [leaf.numel() // max(leaf.shape[-1], 1) if leaf.is_floating_point() else leaf.numel() for leaf in inputs]
         return 2 * max(rows, default=0) * self.state.numel
 
-    def _vmap(
-        self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], chunk_size: int | None
-    ) -> Any:
+    def _vmap(self, values: WeightDict, args: Args, kwargs: Kwargs) -> Any:
         rebuild: list[Callable[[Any], Any]] = []
         inputs = Untouched(args, kwargs)
         self._keeps_state = False  # tensors that the network stores in its attributes here are invalid afterwards
@@ -457,17 +421,15 @@ class Pass(Runner):
             rebuild.append(build)
             return tree
 
-        outputs = torch.func.vmap(one, chunk_size=chunk_size, randomness="different")(dict(values))
+        outputs = torch.func.vmap(one, randomness="different")(dict(values))
         return rebuild[0](outputs)
 
-    def _rows(self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _rows(self, values: WeightDict, args: Args, kwargs: Kwargs) -> Any:
         num_draws, rows = count_draws(values), count_draws(values) * batch_size(args, kwargs)
         tree, build = as_tree(self.call(*as_rows(values, args, kwargs), protect=False))
         return build(split_draws(tree, num_draws, rows))
 
-    def _loop(
-        self, values: WeightDict, args: tuple[Any, ...], kwargs: Mapping[str, Any], buffers: Sequence[WeightDict] | None
-    ) -> Any:
+    def _loop(self, values: WeightDict, args: Args, kwargs: Kwargs, buffers: Buffers) -> Any:
         trees = []
         # With a single draw, the network may change its inputs in place, as in a call of the network itself.
         inputs = None if count_draws(values) == 1 and not self.evaluate else Untouched(args, kwargs)

@@ -23,10 +23,9 @@ from bayesify.sklearn.settings import FULL_BATCH_ROWS, Settings
 from bayesify.training.arguments import Steps
 from bayesify.training.fitting import fit
 from bayesify.training.hold_out import make_folds
-from bayesify.training.maximum_a_posteriori import search_point
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.stack import ModelStack
-from bayesify.training.task import TrainingTask
+from bayesify.training.task import TrainingTask, search_point
 
 LEARNING_RATE = 0.03
 NUM_FOLDS, NUM_FOLDS_OF_FEW, MAX_FEW_ROWS = 3, 6, 200

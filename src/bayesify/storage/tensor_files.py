@@ -141,12 +141,8 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     checksum covers the header and every byte of every tensor.
 
     The kind is a word such as `"checkpoint"`, the header is plain data, and tensors may be on any device. The result is
-    the SHA-256.
-
-    Raises:
-        ValueError: If the folder does not exist or the path is a folder.
-        TypeError: If a tensor has a type that safetensors files cannot hold.
-        OSError: If the file cannot be written.
+    the SHA-256. Raises `ValueError` for an impossible path, `TypeError` for a type of tensor that safetensors files cannot
+    hold, and `OSError` if the file cannot be written.
     """
     check_file(path)
     plain = _on_cpu(tensors)

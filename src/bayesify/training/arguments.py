@@ -176,8 +176,7 @@ class Update:
 
 
 def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool, averages: bool = False) -> None:
-    """Raise `ValueError` if a model cannot be trained, or lacks a requested feature (MAP phase, draws in turn,
-    averaging)."""
+    """Raise `ValueError` if a model cannot be trained, or lacks a requested feature."""
     model.check_ready()
     if not any(parameter.requires_grad for parameter in model.module.parameters()):
         raise ValueError("fit: no parameter of the network is trainable; set requires_grad=True on some of them")

@@ -72,8 +72,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def add(self, taken: Tensor) -> None:
-        """Add the parameters after a step, without waiting for the device. The scalar `taken` says whether the step
-        changed them."""
+        """Add the parameters after a step, without waiting for the device. `taken` says whether the step changed them."""
         moves = taken * self._active
         self._count.copy_((self._count + moves) * self._active)
         weight = moves * (1 / self._count.clamp_min(1.0)).clamp_min(1 - self.choice.decay)
@@ -96,8 +95,7 @@ class RunningAverage:
 
     @contextmanager
     def in_place(self, refresh: Callable[[], None]) -> Iterator[None]:
-        """Replace the parameters by the average temporarily. `refresh` sets the buffers. Parameters and buffers are
-        restored at the end."""
+        """Replace the parameters by the average temporarily; `refresh` sets the buffers. Both are restored at the end."""
         if self.is_empty:
             yield
             return

@@ -190,8 +190,7 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
 
 
 def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> int:
-    """Number of examples in a loader's dataset: the length of the dataset or of the sampled subset, or a count in one
-    pass."""
+    """Number of examples in a loader's dataset: its length, the length of the sampled subset, or a count in one pass."""
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, SubsetRandomSampler) and not _yields_batches(loader):

@@ -55,8 +55,7 @@ class CapturedSteps:
         self._pool = None  # the memory pool of dropped graphs cannot be used for new graphs
 
     def __call__(self, phase: Phase, batch: Batch, options: Any = None) -> None:
-        """Take a step from a batch on any device. `options` are the optimizer options whose values become constants of
-        a graph."""
+        """Take a step from a batch on any device. The values of the optimizer's `options` become constants of a graph."""
         device = self._generator.device
         self._changes = self._changes + 1 if options != self._options else 0
         if self._changes:

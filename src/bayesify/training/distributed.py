@@ -17,101 +17,59 @@ from bayesify.predictor import Batch
 from bayesify.training.arguments import Devices
 from bayesify.training.batches import BatchReader, parse_batch
 
+KEPT_OPTIONS: tuple[str, ...] = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
+KEPT_OPTIONS += ("multiprocessing_context", "generator", "prefetch_factor")
+"""Options of a `DataLoader` that do not depend on its sampler."""
+
 
 class Processes:
-    """A single process; base class of `FabricProcesses`.
-
-    Attributes:
-        rank: Rank of this process.
-        count: Number of processes.
-    """
-
-    rank = 0
-    count = 1
-
-    def device(self, asked: torch.device | None) -> torch.device:
-        """Device of this process."""
-        assert asked is not None
-        if asked.type == "cuda" and not torch.cuda.is_available():
-            raise ValueError(f"fit: device={str(asked)!r}, but torch sees no CUDA device here; use device='cpu'")
-        if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
-            raise ValueError(
-                f"fit: device={str(asked)!r}, but this machine has {torch.cuda.device_count()} CUDA devices; use a lower index"
-            )
-        return asked
-
-    def wrap(self, module: nn.Module) -> nn.Module:
-        """The module whose backward pass averages gradients over processes."""
-        return module
-
-    def without_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """A context in which backward passes change only the gradients of this process."""
-        return nullcontext()
-
-    def total(self, values: Any) -> Any:
-        """Sum over processes of a number, or of each number in a list."""
-        return values
-
-    def gather(self, state: Tensor) -> list[Tensor]:
-        """Tensors of all processes, in order of rank."""
-        return [state]
-
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set in any process."""
-        return flag
-
-    def agree(self, value: int) -> int:
-        """Value of the first process."""
-        return value
-
-    def barrier(self) -> None:
-        """Wait for all processes."""
-
-    def batches(
-        self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
-    ) -> Iterator[tuple[Batch, int, int]]:
-        """For each batch: this process's part, the number of examples in the part, and the number in the whole batch."""
-        for item in iterate(loader):
-            batch = parse_batch(item, reader)
-            yield batch, len(batch), len(batch)
-
-
-class FabricProcesses(Processes):
-    """Several processes of a launched `Fabric`. Each process handles its part of every batch.
+    """The processes that train together: this process alone, or several processes of a launched `Fabric`.
 
     The loader yields whole batches. The process with rank r of R takes the examples r, r + R, ... of a batch. With a
     map-style `DataLoader`, each process loads only its part. With other loaders, each process loads the whole batch and
     keeps its part.
     """
 
-    def __init__(self, fabric: Any) -> None:
+    def __init__(self, fabric: Any = None) -> None:
         self._fabric = fabric
-        self.rank, self.count = fabric.global_rank, fabric.world_size
-        self._device: torch.device = fabric.device  # a device of the requested kind
+        self.rank: int = 0 if fabric is None else fabric.global_rank
+        self.count: int = 1 if fabric is None else fabric.world_size
 
     def device(self, asked: torch.device | None) -> torch.device:
-        """The device that Fabric gave to this process."""
-        return self._device
+        """Device of this process: the device that Fabric gave to it (of the requested kind), or the requested device."""
+        found: torch.device | None = asked if self._fabric is None else self._fabric.device
+        assert found is not None
+        if found.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"fit: device={str(found)!r}, but torch sees no CUDA device here; use device='cpu'")
+        if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"fit: device={str(found)!r}, but this machine has {torch.cuda.device_count()} CUDA devices; use a lower index"
+            )
+        return found
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module inside DistributedDataParallel."""
-        wrapped: nn.Module = self._fabric.setup_module(module, move_to_device=False)
+        """The module whose backward pass averages gradients over processes: DistributedDataParallel, if there are several."""
+        fabric = self._fabric
+        wrapped: nn.Module = module if fabric is None else fabric.setup_module(module, move_to_device=False)
         return wrapped
 
     def without_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """DistributedDataParallel's `no_sync`."""
-        context: AbstractContextManager[Any] = self._fabric.no_backward_sync(module)
-        return context
+        """A context in which backward passes change only the gradients of this process."""
+        return nullcontext() if self._fabric is None else self._fabric.no_backward_sync(module)
 
     def total(self, values: Any) -> Any:
         """Sum over processes of a number, or of each number in a list, in float64 if the device supports it."""
-        dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        result = self._fabric.all_reduce(torch.tensor(values, dtype=dtype, device=self._device), reduce_op="sum")
-        return result.tolist()
+        if self._fabric is None:
+            return values
+        device = self._fabric.device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        return self._fabric.all_reduce(torch.tensor(values, dtype=dtype, device=device), reduce_op="sum").tolist()
 
     def gather(self, state: Tensor) -> list[Tensor]:
         """Tensors of all processes, in order of rank, on the CPU."""
-        gathered: Tensor = self._fabric.all_gather(state.to(self._device))
+        if self._fabric is None:
+            return [state]
+        gathered: Tensor = self._fabric.all_gather(state.to(self._fabric.device))
         return list(gathered.cpu().view(self.count, *state.shape))
 
     def any(self, flag: bool) -> bool:
@@ -120,12 +78,13 @@ class FabricProcesses(Processes):
 
     def agree(self, value: int) -> int:
         """Value of the first process."""
-        agreed: int = self._fabric.broadcast(value)
+        agreed: int = value if self._fabric is None else self._fabric.broadcast(value)
         return agreed
 
     def barrier(self) -> None:
         """Wait for all processes."""
-        self._fabric.barrier()
+        if self._fabric is not None:
+            self._fabric.barrier()
 
     def batches(
         self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
@@ -136,16 +95,24 @@ class FabricProcesses(Processes):
         not count.
         """
         streams = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
-        if isinstance(loader, DataLoader) and loader.batch_sampler is not None and not streams:
+        if (
+            self._fabric is not None
+            and isinstance(loader, DataLoader)
+            and loader.batch_sampler is not None
+            and not streams
+        ):
             sampler = _PartSampler(loader.batch_sampler, self.rank, self.count)
-            for item in iterate(_with_sampler(loader, sampler)):
+            kept = {key: getattr(loader, key) for key in KEPT_OPTIONS}
+            for item in iterate(DataLoader(loader.dataset, batch_sampler=sampler, **kept)):
                 batch, whole = parse_batch(item, reader), sampler.sizes.popleft()
                 yield batch, _part(whole, self.rank, self.count), whole
             return
         for item in iterate(loader):
             batch = parse_batch(item, reader)
-            own = _part(len(batch), self.rank, self.count)
-            yield batch.rows(slice(self.rank, None, self.count) if own else slice(0, 1)), own, len(batch)
+            whole, own = len(batch), _part(len(batch), self.rank, self.count)
+            if self._fabric is not None:
+                batch = batch.rows(slice(self.rank, None, self.count) if own else slice(0, 1))
+            yield batch, own, whole
 
 
 def _part(size: int, rank: int, count: int) -> int:
@@ -153,8 +120,7 @@ def _part(size: int, rank: int, count: int) -> int:
 
 
 class _PartSampler:
-    """Batch sampler that yields one process's part of each batch of another sampler, and stores the sizes of the whole
-    batches."""
+    """Batch sampler of one process's part of each batch of another sampler. It stores the sizes of the whole batches."""
 
     def __init__(self, batches: Any, rank: int, count: int) -> None:
         self._batches, self._rank, self._count = batches, rank, count
@@ -169,33 +135,13 @@ class _PartSampler:
         return len(self._batches)
 
 
-def _with_sampler(loader: DataLoader[Any], sampler: _PartSampler) -> DataLoader[Any]:
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor,
-    )
-
-
 def count_nodes() -> int:
     """Number of machines on which torchrun started this program; 1 if torchrun was not used."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
 
 
 def make_fabric(devices: Devices, *, unused: bool) -> Any:
-    """Make a Fabric over several devices. `unused` allows parameters that get no gradient, as in the MAP phase.
-
-    Raises:
-        ImportError: If Lightning Fabric is not installed.
-        ValueError: If this machine has too few devices.
-    """
+    """Make a Fabric over several devices. `unused` allows parameters that get no gradient, as in the MAP phase."""
     try:
         from lightning_fabric import Fabric
         from lightning_fabric.strategies.ddp import DDPStrategy

@@ -27,12 +27,11 @@ from bayesify.training.arguments import (
 from bayesify.training.average import Average
 from bayesify.training.batches import BatchReader, check_num_data, check_repeatable, count_examples, min_examples
 from bayesify.training.checkpoints import Checkpoint, model_state, set_model_state
-from bayesify.training.distributed import FabricProcesses, Processes, count_nodes, make_fabric
+from bayesify.training.distributed import Processes, count_nodes, make_fabric
 from bayesify.training.history import History
 from bayesify.training.loop import TrainingLoop
 from bayesify.training.noise import LearnedNoise
-from bayesify.training.optimizers import make_optimizer, make_scheduler
-from bayesify.training.schedules import KLSchedule
+from bayesify.training.schedules import KLSchedule, make_optimizer, make_scheduler
 from bayesify.training.state import Callback, Run, Settings
 from bayesify.training.validation import validated
 from bayesify.weights.batch_statistics import KeptStatistics
@@ -178,7 +177,8 @@ def fit(
         skip_not_finite=steps.skip_not_finite,
         average=average,
     )
-    stored = _stored(checkpoint)
+    resumes = checkpoint is not None and checkpoint.resume and Path(checkpoint.path).exists()
+    stored = Checkpoint.read(Path(checkpoint.path)) if checkpoint is not None and resumes else None
     if seed is None:
         seed = int(stored.settings["seed"] if stored is not None else torch.randint(2**63 - 1, ()))
     run = Run(
@@ -203,16 +203,9 @@ def fit(
     return _train_together(model.module, train, make_fabric(devices, unused=map_epochs > 0), devices.launch)
 
 
-def _stored(checkpoint: Checkpointing | None) -> Checkpoint | None:
-    """The stored run to continue, or `None`."""
-    if checkpoint is None or not checkpoint.resume or not Path(checkpoint.path).exists():
-        return None
-    return Checkpoint.read(Path(checkpoint.path))
-
-
 def _train_together(module: nn.Module, train: Callable[[Processes], History], fabric: Any, launch: str) -> History:
     def work(fabric: Any) -> tuple[History, bytes | None]:
-        history = train(FabricProcesses(fabric))
+        history = train(Processes(fabric))
         own = launch == "script"  # with "script", each process already holds the trained network
         kept = module.kept_statistics if isinstance(module, BayesianNetwork) else None
         state = {"model": model_state(module), "kept": None if kept is None else kept.state()}

@@ -37,17 +37,9 @@ class Guard:
     `GraphOptimizer`), `check` sets a flag on the device instead, to avoid waiting. The flag makes the optimizer leave parameters
     and its own state unchanged in this step and all later steps, and `read` raises an error for the first such step.
 
-    If `skips` is given, the guard skips such steps instead of raising an error. Models with non-finite gradients then
-    keep their rows of parameters, buffers and optimizer state.
-
-    Args:
-        module: Module that owns the parameters and buffers.
-        optimizer: The guarded optimizer. `None` if no optimizer takes the steps; the guard then only stores buffers.
-        skips: Number of models whose steps may be skipped, each with its own row of every parameter. With `None`, the
-            guard raises an error instead.
-
-    Attributes:
-        finite: Whether each model's gradients were finite in the last step, [R]. Used only if steps may be skipped.
+    If `skips` is given, a number of models, the guard skips such steps instead of raising an error. Models with non-finite
+    gradients then keep their rows of parameters, buffers and optimizer state, and `finite`, [R], says which models took
+    the last step. Without an optimizer, the guard only stores buffers.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:

@@ -19,8 +19,7 @@ from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Fold of each row, [N], for K random folds whose sizes differ by at most 1. Each group in `groups` [N] is spread
-    evenly over folds."""
+    """Fold of each row, [N], for K random folds of nearly equal size. Each group in `groups` [N] is spread over folds."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]
@@ -128,8 +127,7 @@ def train_held_out(
 def _batches(
     x: Tensor, y: Tensor, omega: Tensor, held: np.ndarray, steps: StoppedSteps
 ) -> tuple[StackedBatches, float]:
-    """Batches of each network's training rows, whose weights have mean 1, and the number of examples that these rows
-    represent."""
+    """Batches of each network's training rows, whose weights have mean 1, and the number of examples in these rows."""
     used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
     means = [float(omega[rows].mean()) for rows in used]
     num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))

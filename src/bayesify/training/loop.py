@@ -8,8 +8,9 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -41,8 +42,8 @@ from bayesify.training.history import History
 from bayesify.training.noise import LearnedNoise, narrow_start
 from bayesify.training.progress import ProgressBar
 from bayesify.training.random_streams import (
-    DataStream,
     derive_seed,
+    iterate_seeded,
     loader_generators,
     loader_generators_kept,
     seeded_globals,
@@ -150,8 +151,7 @@ class TrainingLoop:
 
     def _final_batches(self, count: int) -> list[Batch]:
         """Like `_first_batches`. A continued run reads the same batches as an uninterrupted run."""
-        stream = DataStream(derive_seed(self.plan.seed, "noise data"))
-        return self._first_batches(count, stream.iterate(self.loader))
+        return self._first_batches(count, iterate_seeded(self.loader, derive_seed(self.plan.seed, "noise data")))
 
     def _first_batches(self, count: int, items: Iterable[Any] | None = None) -> list[Batch]:
         """The first batches with positive example weight, up to `count` examples. The loader's random state is restored."""
@@ -199,7 +199,7 @@ class TrainingLoop:
                 set_epoch(epoch)
         start = time.perf_counter() - position.seconds
         with seeded_globals(seed):
-            parts = self.processes.batches(self.source, DataStream(seed).iterate, self.plan.reader)
+            parts = self.processes.batches(self.source, partial(iterate_seeded, seed=seed), self.plan.reader)
             for _ in range(position.batches):
                 if next(parts, None) is None:
                     raise ValueError(
@@ -223,7 +223,8 @@ class TrainingLoop:
             row = self._row(phase) | self.plan.update.after_epoch()
             last = epoch + 1 == self.settings.total_epochs
             self.noise.after_epoch(row["nll"], epoch + 1, last)
-            with self._averaged(last or self.plan.validation is not None):
+            average = self.step.average if last or self.plan.validation is not None else None
+            with nullcontext() if average is None else average.in_place(self._refresh_statistics):
                 if last:
                     self.noise.finish(self._final_batches, self.device, self.settings.num_data, stopped=False)
                 if self.plan.validation is not None:
@@ -331,7 +332,7 @@ class TrainingLoop:
 
     def _scores(self, predict: Callable[[Any], Predictive], validation: Validation, *, together: bool = True) -> Totals:
         """Scores on validation data. With `together=False`, this process does not wait for other processes."""
-        batches = DataStream(derive_seed(self.plan.seed, "validation data")).iterate(validation.loader)
+        batches = iterate_seeded(validation.loader, derive_seed(self.plan.seed, "validation data"))
 
         def interruptible() -> Iterator[Any]:
             for batch in batches:
@@ -348,18 +349,13 @@ class TrainingLoop:
         with loader_generators_kept(self.plan.validation.loader), seeded_globals(self.plan.seed):
             return self._scores(predict, self.plan.validation, together=self.processes.count == 1).score()
 
-    def _averaged(self, wanted: bool) -> AbstractContextManager[None]:
-        """Context in which the average, if there is one, replaces the model's parameters, as at the end of the run."""
-        average = self.step.average
-        return nullcontext() if average is None or not wanted else average.in_place(self._refresh_statistics)
-
     def _refresh_statistics(self) -> None:
         """Recompute the batch statistics from all training data. Random states are restored."""
         seed, settings = derive_seed(self.plan.seed, "batch statistics"), self.settings
         generator = torch.Generator(self.device).manual_seed(seed)
         devices = [self.device] if self.device.type == "cuda" else []
         with loader_generators_kept(self.loader), own_generators(devices), seeded_globals(seed), self.step.autocast():
-            items = DataStream(seed).iterate(self.source)
+            items = iterate_seeded(self.source, seed)
             batches = (parse_batch(item, self.plan.reader).to(self.device) for item in items)
             refresh_statistics(self.model, batches, num_data=settings.num_data, generator=generator)
 
@@ -412,7 +408,9 @@ class TrainingLoop:
         sums = [self.processes.total(value) for value in self.step.sums.read()]
         draws = self.processes.gather(self.step.generator.get_state())
         network = self.processes.gather(torch.cat([*generator_states(self.device).values()]))
-        average = self.step.average
+        average, states = self.step.average, self.shuffle_states
+        if not self.position.batches:
+            states = [generator.get_state() for generator in self.shuffles]
         if self.processes.rank == 0:
             Checkpoint(
                 settings=self.description,
@@ -425,38 +423,34 @@ class TrainingLoop:
                 draws=draws,
                 network=network,
                 watch=self.watch.state(),
-                shuffles=self.shuffle_states
-                if self.position.batches
-                else [generator.get_state() for generator in self.shuffles],
+                shuffles=states,
             ).write(path)
         self.processes.barrier()
 
     def _restore(self, stored: Checkpoint) -> None:
         """Continue from a checkpoint. If the checkpoint was altered, raise an error and leave the model unchanged."""
         before = pytree.tree_map_only(Tensor, torch.clone, model_state(self.model.module))
+        rank = self.processes.rank
         try:
             with altered(self.path):
-                self._put_back(stored)
+                self.description, self.data = stored.settings, stored.data or self.data
+                self.position, self.step.taken, sums = stored.place()
+                if len(sums) == 4:  # an older version did not count each model's examples
+                    sums = [*sums, self.position.examples]
+                self.step.sums.set(sums if rank == 0 else [])
+                self.history = History(stored.history)
+                self.watch.load(stored.watch, self.step.sums.values)
+                set_model_state(self.model.module, stored.model)
+                self.best_state = stored.best
+                self.step.load_state_dict(stored.steps)
+                self.step.generator.set_state(stored.draws[rank])
+                set_network_state(stored.network[rank], self.device)
+                self.shuffle_states = stored.shuffles
+                for generator, state in zip(self.shuffles, stored.shuffles, strict=True):
+                    generator.set_state(state)
         except ValueError:
             set_model_state(self.model.module, before)
             raise
-
-    def _put_back(self, stored: Checkpoint) -> None:
-        self.description, self.data = stored.settings, stored.data or self.data
-        self.position, self.step.taken, sums = stored.place()
-        if len(sums) == 4:  # an older version did not count each model's examples
-            sums = [*sums, self.position.examples]
-        self.step.sums.set(sums if self.processes.rank == 0 else [])
-        self.history = History(stored.history)
-        self.watch.load(stored.watch, self.step.sums.values)
-        set_model_state(self.model.module, stored.model)
-        self.best_state = stored.best
-        self.step.load_state_dict(stored.steps)
-        self.step.generator.set_state(stored.draws[self.processes.rank])
-        set_network_state(stored.network[self.processes.rank], self.device)
-        self.shuffle_states = stored.shuffles
-        for generator, state in zip(self.shuffles, stored.shuffles, strict=True):
-            generator.set_state(state)
 
 
 @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from bayesify.predictor import Batch, Trainable
 from bayesify.running.generators import own_generators, set_generator_states
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output
 from bayesify.running.last_layer import last_layer, output_gain
+from bayesify.running.modes import assigned
 from bayesify.running.runner import Runner
 from bayesify.training.batches import total_count
 from bayesify.training.validation import Totals, predict_plain
@@ -99,15 +100,9 @@ class LearnedNoise:
         self._numbers, self.new_rows_ratio = 1, 1.0
         self.replaced: dict[str, Tensor] = {}
 
-    @contextmanager
-    def without_gradient(self) -> Iterator[None]:
+    def without_gradient(self) -> AbstractContextManager[None]:
         """Context in which no optimizer changes the variance."""
-        raw = None if self._likelihood is None else self._likelihood.raw_noise.requires_grad_(False)
-        try:
-            yield
-        finally:
-            if raw is not None:
-                raw.requires_grad_(True)
+        return assigned([] if self._likelihood is None else [self._likelihood.raw_noise], "requires_grad", False)
 
     @torch.no_grad()
     def begin(self, read: Read, device: torch.device) -> None:
@@ -138,8 +133,7 @@ class LearnedNoise:
                 self._narrow(bnn, powers, batches[0], residual)
 
     def _narrow(self, bnn: BayesianNetwork, powers: dict[str, int], batch: Batch, residual: float) -> None:
-        """Reduce the initial standard deviations if the spread between draws of a trained network is too large relative
-        to the noise."""
+        """Reduce the initial standard deviations if a trained network's draws spread too much relative to the noise."""
         generator = torch.Generator(batch.y.device).manual_seed(0)
         some = batch.weighed().rows(slice(0, START_EXAMPLES))
         found = bnn.predict(some.x, START_DRAWS, generator=generator)
@@ -149,8 +143,7 @@ class LearnedNoise:
             restart(bnn, powers, narrowing=math.sqrt(MAX_START_SHARE / share))
 
     def _find_unit(self, bnn: BayesianNetwork, network: nn.Module, size: float, batch: Batch) -> dict[str, int]:
-        """For each last-layer weight that acts linearly, the exponent k of the power $10^k$ nearest to the targets'
-        standard deviation."""
+        """The exponent k of the power $10^k$ nearest to the targets' size, for each last-layer weight that acts linearly."""
         args, kwargs = checked_inputs(batch.x)
         try:
             runner = Runner(network, bnn.weights)
@@ -219,8 +212,7 @@ class LearnedNoise:
 
 @torch.no_grad()
 def narrow_start(model: Trainable, read: Read, device: torch.device) -> None:
-    """Narrow a classifier's initial posterior if draws raise the NLL of a trained network by more than
-    `MAX_START_LOSS`."""
+    """Narrow a classifier's initial posterior if draws raise a trained network's NLL by more than `MAX_START_LOSS`."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None or bnn.likelihood.task != "classification":
         return

@@ -61,7 +61,8 @@ class Perceptrons:
         names = [f"{path}.{leaf}" for path, _ in linear for leaf in ("weight", "bias")]
         if type(network) is not nn.Sequential or set(used) != set(names) or any(True for _ in network.parameters()):
             return None
-        if first.output is not None or not first.layout.is_plain or any(map(_has_hooks, network.modules())):
+        hooked = any(vars(part)[name] for part in network.modules() for name in HOOKS)
+        if first.output is not None or not first.layout.is_plain or hooked:
             return None
         networks = [model for model in models if isinstance(model, BayesianNetwork) and model.prior.draw(1).fixed]
         if len(networks) < len(models):
@@ -107,14 +108,13 @@ class Perceptrons:
                 x, slope = _activate(part, x) if slopes is not None else (part(x), None)
             elif part.training and part.p > 0:
                 mask = self._mask(part.p, x)
-                x, slope = x * mask, partial(_slope_of_product, mask)
+                x, slope = x * mask, lambda grad, mask=mask: (grad * mask,)
             if slopes is not None and slope is not None:
                 slopes.append(slope)
         return x
 
     def prior(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Prior precision of each parameter of a network, [R, P] or [1, P], and the penalty of a network whose weights
-        are 0, [R]."""
+        """Prior precision of each parameter, [R, P] or [1, P], and the penalty of a network whose weights are 0, [R]."""
         precisions, constants = self._prior
         if precisions.dtype != like.dtype or precisions.device != like.device:
             self._prior = precisions.to(like), constants.to(like)
@@ -131,10 +131,6 @@ class Perceptrons:
         return pool[place : place + like.numel()].view(like.shape)
 
 
-def _has_hooks(part: nn.Module) -> bool:
-    return any(vars(part)[name] for name in HOOKS)
-
-
 def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
     """Whether a module without parameters maps each row [D] the same way in rows [B, D] and in stacked rows [R, B, D]."""
     if any(True for _ in part.parameters()) or any(True for _ in part.buffers()):
@@ -149,10 +145,6 @@ def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
 def _slope_of_linear(x: Tensor, weight: Tensor | None, grad: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
     """See `Slope`. If `weight` is `None`, the inputs get no gradient."""
     return None if weight is None else torch.bmm(grad, weight), grad.sum(1), torch.bmm(grad.mT, x)
-
-
-def _slope_of_product(factor: Tensor, grad: Tensor) -> tuple[Tensor]:
-    return (grad * factor,)
 
 
 def _activate(part: nn.Module, x: Tensor) -> tuple[Tensor, Slope]:

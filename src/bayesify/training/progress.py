@@ -16,36 +16,30 @@ FIRST_LINE_SECONDS, MAX_SECONDS_BETWEEN_LINES = 10.0, 60.0
 as the previous wait."""
 
 
-class ProgressBar:
+class ProgressBar(Display):
     """Line on the terminal with the epoch, the batch, the NLL per example and the KL.
 
-    This is a context manager. If `rich` is not installed, it prints one line per epoch. If standard error is not a
-    terminal, it prints a line now and then, and no line in a short run. `total` is the number of epochs, and `batches`
-    the number of batches per epoch, if known.
+    If standard error is not a terminal, it prints a line now and then, and no line in a short run. `total` is the number
+    of epochs, and `batches` the number of batches per epoch, if known.
     """
 
     def __init__(self, show: bool, total: int, batches: int | None) -> None:
         self._show, self._total, self._batches = show, total, batches
-        self._terminal = show and sys.stderr.isatty()
         columns = ("{task.fields[epoch]}", "bar", "{task.fields[scores]}", "left")
         work = total * batches if batches else None
         fields = {"epoch": f"epoch 0/{total}", "scores": "NLL -  KL - nats"}
-        self._bar = Display(*columns, show=show, total=work, transient=False, **fields)
+        super().__init__(*columns, show=show, total=work, transient=False, **fields)
         self._validation = ""
         self._last = time.perf_counter()
-        self._wait = 0.1 if self._terminal else FIRST_LINE_SECONDS
-
-    def __enter__(self) -> ProgressBar:
-        self._bar.__enter__()
-        return self
+        self._wait = 0.1 if self.shown else FIRST_LINE_SECONDS
 
     def step(self, epoch: int, batch: int, means: Callable[[], tuple[float, float]]) -> None:
         """Show a step; on a terminal, at most ten times per second. `means` is called only if the step is shown."""
         now = time.perf_counter()
-        if not self._show or now - self._last < self._wait or (self._terminal and not self._bar.shown):
+        if not self._show or now - self._last < self._wait:
             return
         self._last, extra = now, self._validation
-        if not self._bar.shown:
+        if not self.shown:
             self._wait = min(MAX_SECONDS_BETWEEN_LINES, 2 * self._wait)
             extra = f"  batch {batch}" + (f"/{self._batches}" if self._batches else "")
         self._write(epoch, (epoch - 1) * (self._batches or 0) + batch, *means(), extra)
@@ -53,22 +47,19 @@ class ProgressBar:
     def epoch(self, row: dict[str, Any]) -> None:
         """Show the numbers of a whole epoch, if there is a terminal."""
         self._validation = f"  validation NLL {row['validation_nll']:.4f}" if "validation_nll" in row else ""
-        if self._terminal:
+        if self.shown:
             done = row["epoch"] * (self._batches or 0)
             self._write(row["epoch"], done, row["nll"], row.get("kl", math.nan), self._validation)
 
     def _write(self, epoch: int, done: int, nll: float, kl: float, extra: str) -> None:
         count, scores = f"epoch {epoch}/{self._total}", f"NLL {nll:.4f}  KL {kl:.1f} nats{extra}"
-        if self._bar.shown:
-            self._bar.update(completed=done if self._batches else None, epoch=count, scores=scores)
+        if self.shown:
+            self.update(completed=done if self._batches else None, epoch=count, scores=scores)
         else:
             print(f"{count}  {scores}", file=sys.stderr, flush=True)
 
     def tell(self, findings: Findings) -> None:
         """Print the findings under the bar."""
-        self._bar.stop()
+        self.stop()
         for finding in findings if self._show else ():
             print(f"fit: {finding}", file=sys.stderr, flush=True)
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()

@@ -26,40 +26,27 @@ def derive_seed(seed: int, *purpose: object) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") >> 1
 
 
-class DataStream:
-    """Random stream for data, separate from the network's random numbers.
+def iterate_seeded(loader: Iterable[Any], seed: int) -> Iterator[Any]:
+    """Iterate over a loader with a random stream of its own, separate from the network's random numbers.
 
-    Loaders shuffle and transform with torch's global generator. Inside `active`, the global generator follows this
-    stream; outside, it is unchanged. Batches therefore do not depend on how many random numbers the network has used.
-    If batches are skipped, the next batch is the same as without skipping.
+    Loaders shuffle and transform with torch's global generator. While an item is fetched, the global generator follows this
+    stream; outside, it is unchanged. Batches therefore do not depend on how many random numbers the network has used. If
+    batches are skipped, the next batch is the same as without skipping.
     """
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._state = torch.Generator().manual_seed(seed).get_state()
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Make this stream torch's global generator temporarily."""
+    state = torch.Generator().manual_seed(seed).get_state()
+    iterator: Iterator[Any] | None = None
+    while True:
         outside = torch.get_rng_state()
-        torch.set_rng_state(self._state)
+        torch.set_rng_state(state)
         try:
-            yield
+            iterator = iter(loader) if iterator is None else iterator
+            item = next(iterator)
+        except StopIteration:
+            return
         finally:
-            self._state = torch.get_rng_state()
+            state = torch.get_rng_state()
             torch.set_rng_state(outside)
-
-    def iterate(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Iterate over a loader, fetching each item inside the stream."""
-        with self.active():
-            iterator = iter(loader)
-        while True:
-            with self.active():
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            yield item
+        yield item
 
 
 @contextmanager

@@ -25,8 +25,7 @@ the bound, because its KL falls for a long time with little effect on prediction
 TREND_SIGNIFICANCE_STDS = 3.0
 """A trend is significant if the Mann-Kendall statistic exceeds this many standard deviations."""
 MIN_TREND_WINDOWS = 7
-"""Minimum number of values whose trend can be significant. If all values are in order, 7 values reach
-`TREND_SIGNIFICANCE_STDS`."""
+"""Minimum number of values whose trend can be significant: 7 values in order reach `TREND_SIGNIFICANCE_STDS`."""
 MIN_RELATIVE_SPREAD = 0.01
 """Weights hardly vary if their standard deviation, relative to their root mean square, is below this."""
 MIN_LOG_SPREAD_CHANGE = 1.0
@@ -110,8 +109,7 @@ def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0)
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: float = 0.0) -> list[Finding]:
-    """Return a finding if the NLL or the whole objective per example is still falling at the end; see
-    `Score.unit_nats`."""
+    """A finding if the NLL or the whole objective per example is still falling at the end; see `Score.unit_nats`."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, MIN_GAIN_SHARES[name], unit_nats)
         if gain is not None:
@@ -139,8 +137,7 @@ def members_apart(nll: Sequence[float], what: str = "members of the ensemble", u
 
 
 def learned_little(score: Score) -> list[Finding]:
-    """Return a finding if predictions hardly beat the best constant guess: the frequencies of labels, or the mean of
-    targets."""
+    """A finding if predictions hardly beat the best constant guess: label frequencies, or the mean of targets."""
     guess = score.guess
     if guess is None or score.count < 32:
         return []
@@ -166,8 +163,7 @@ and below 0.75 times in one case of 15."""
 
 
 def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Finding]:
-    """Return a finding if the given network clearly beats a constant guess, but the posterior does not start at the
-    network's weights."""
+    """A finding if the given network clearly beats a constant guess, but the posterior does not start at its weights."""
     if given.guess is None or given.count < 8:
         return []
     if given.rmse is not None:
@@ -328,8 +324,7 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
-    """Return a finding if the NLL of predictions, which use BatchNorm statistics averaged over draws, is worse than in
-    training."""
+    """A finding if the NLL of predictions, which use BatchNorm statistics averaged over draws, is worse than in training."""
     if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (
@@ -391,8 +386,7 @@ def scales_wide(
 
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:
-    """Return a finding if different draws give practically the same predictions, unless the draws are identical (a
-    point estimate)."""
+    """A finding if different draws give practically the same predictions, unless they are identical (a point estimate)."""
     if not 0 < information < MIN_INFORMATION:
         return []
     sentence = (
@@ -406,8 +400,7 @@ def no_uncertainty(information: float, unit: str) -> list[Finding]:
 
 
 def probabilities_as_logits(likelihood: Likelihood | None, outputs: Tensor) -> list[Finding]:
-    """Return a finding if outputs [B, ...] that should be class logits are probabilities: nonnegative with a sum of
-    1."""
+    """A finding if outputs [B, ...] that should be class logits are probabilities: nonnegative with a sum of 1."""
     axis = likelihood.logit_axis(outputs.ndim) if likelihood is not None and outputs.ndim > 1 else None
     if axis is None or outputs.shape[axis] < 2 or outputs.numel() == 0:
         return []
@@ -423,8 +416,7 @@ MAX_LABELS = 20
 
 
 def labels_as_numbers(likelihood: Likelihood | None, targets: Iterable[Tensor]) -> list[Finding]:
-    """Return a finding if a Gaussian likelihood gets targets that look like class labels: integers 0 to K - 1, all of
-    which occur."""
+    """A finding if the targets of a Gaussian likelihood look like class labels: integers 0 to K - 1, all of which occur."""
     parts = [y.flatten() for y in targets if not y.is_floating_point()]
     if not isinstance(likelihood, Gaussian) or not parts:
         return []

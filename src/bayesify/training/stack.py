@@ -26,7 +26,7 @@ from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors.varied import Varied
-from bayesify.running.runner import NO_BATCHING_RULE, SLOW_VMAP
+from bayesify.running.runner import NO_BATCHING_RULE, SlowVmap, Vmaps
 from bayesify.training.batches import StackedBatch
 from bayesify.training.perceptrons import Perceptrons
 from bayesify.weights.module_state import swapped
@@ -94,6 +94,7 @@ class ModelStack(nn.Module, Trainable):
         self._sources = None if seeds is None else [NoiseSource(torch.Generator().manual_seed(seed)) for seed in seeds]
         self._perceptrons = Perceptrons.of(models, template) if vectorize else None
         self.loop_reason = _loop_reason(template) if vectorize else "vectorize=False"
+        self._vmaps = Vmaps()
         self._shared = likelihoods is not None
         if likelihoods is not None:
             self._share(likelihoods)
@@ -123,8 +124,7 @@ class ModelStack(nn.Module, Trainable):
         self._template[0].likelihood = None
 
     def _register(self, parameters: Sequence[dict[str, nn.Parameter]]) -> dict[str, str]:
-        """Stack the models' parameters, and the buffers in which models differ. Return the stacked name of each name in
-        a model."""
+        """Stack the models' parameters, and the buffers in which models differ. Return the stacked name of each name."""
         models, template = self._models, self._template[0]
         names: dict[str, str] = {}
         frozen: dict[str, list[Tensor]] = {}
@@ -161,8 +161,7 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def num_models(self) -> int | None:
-        """Number of models R; `None` if models share likelihoods, because the parameters of shared likelihoods have no
-        row per model."""
+        """Number of models R; `None` if models share likelihoods, whose parameters have no row per model."""
         return None if self._shared else len(self)
 
     @property
@@ -325,8 +324,7 @@ class ModelStack(nn.Module, Trainable):
         return None
 
     def _by_models(self, batch: Batch, options: _Options, generator: Randomness) -> tuple[Tensor, Tensor]:
-        """Both terms of each model's objective, computed under `vmap`, or model by model if `vmap` refuses or a term is
-        not finite."""
+        """Both terms of each model's objective, under `vmap`, or model by model if it refuses or a term is not finite."""
         sources = self._sources or source_of(generator)
         if self.loop_reason is not None:
             return self._one_by_one(batch, options, sources)
@@ -335,13 +333,13 @@ class ModelStack(nn.Module, Trainable):
         before = [] if captured else _states(sources)
         try:
             found = self._by_vmap(batch, options, sources)
-        except (RuntimeError, NotImplementedError, UserWarning) as refusal:
+        except (RuntimeError, NotImplementedError, SlowVmap) as refusal:
             if isinstance(refusal, torch.OutOfMemoryError) or captured:
                 raise
             _set_states(sources, before)
             found = self._one_by_one(batch, options, sources)  # a genuine error is raised again here
             self.loop_reason = f"vmap refused ({str(refusal).strip().splitlines()[0]})"
-            if not isinstance(refusal, UserWarning):
+            if not isinstance(refusal, SlowVmap):
                 warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=4)
             return found
         if not should_check(like) or math.isfinite((found[0] + found[1]).sum().item()):
@@ -359,9 +357,7 @@ class ModelStack(nn.Module, Trainable):
         index = torch.arange(len(self), device=next(iter(values.values())).device)
         dims = pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, rows)
         run = torch.func.vmap(one, in_dims=(0, 0, dims), randomness="different")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=SLOW_VMAP)
-            found: tuple[Tensor, Tensor] = run(index, values, rows)
+        found: tuple[Tensor, Tensor] = self._vmaps.run(lambda: run(index, values, rows), "models")
         return found
 
     def _one_by_one(self, batch: Batch, options: _Options, sources: _Sources) -> tuple[Tensor, Tensor]:
@@ -454,8 +450,7 @@ def _group_alike(likelihoods: Sequence[Likelihood]) -> list[list[Likelihood]]:
 
 
 def _description(model: nn.Module) -> Any:
-    """Description that must be the same for all models of a stack: architecture and kinds of posterior and likelihood,
-    but not values."""
+    """What must be the same for all models of a stack: architecture and kinds of posterior and likelihood, not values."""
     if not isinstance(model, BayesianNetwork):
         return type(model), repr(model)
     config = model.config()

@@ -20,9 +20,8 @@ from bayesify.training.captured_step import CapturedSteps, GraphOptimizer, why_n
 from bayesify.training.checkpoints import check_optimizer_state
 from bayesify.training.distributed import Processes
 from bayesify.training.guard import STEPS_BETWEEN_CHECKS, Guard, NotFiniteError
-from bayesify.training.optimizers import match_layout
 from bayesify.training.random_streams import derive_seed
-from bayesify.training.schedules import falling
+from bayesify.training.schedules import falling, match_layout
 from bayesify.training.state import Run
 
 Part = tuple[Batch, int, int]
@@ -90,8 +89,7 @@ class Sums:
         return found
 
     def set(self, values: list[Any]) -> None:
-        """Inverse of `read`. If some entries are lists, an entry that is a number applies to all R models. An empty
-        list sets all sums to 0."""
+        """Inverse of `read`; a number among lists applies to all R models, and an empty list sets all sums to 0."""
         if not values:
             self.values.zero_()
             return
@@ -108,14 +106,7 @@ class BatchError(Exception):
 
 
 class Step:
-    """Takes the steps of a run in one process, with gradients of the objective and an optimizer.
-
-    Attributes:
-        generator: Source of draws.
-        taken: Number of steps taken.
-        sums: Sums of the current epoch.
-        average: Average of the parameters, or `None`.
-    """
+    """Takes the steps of a run in one process, with gradients of the objective and an optimizer."""
 
     def __init__(
         self,
@@ -255,8 +246,7 @@ class Step:
             parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
-        """Add the gradients of one batch. Return the batch's mean log-likelihood times its number of examples, and its
-        share of the KL."""
+        """Add the gradients of a batch. Return its mean log-likelihood times its number of examples, and its share of the KL."""
         batch, own, whole = part
         with nullcontext() if last else self.processes.without_sync(self.objective):
             with self.autocast():
@@ -318,8 +308,7 @@ class Step:
             self._captured.begin()
 
     def end(self) -> str:
-        """End the run and restore the optimizer's original form. Return the reason why steps were not captured, or an
-        empty string."""
+        """End the run and restore the optimizer's form. Return the reason why steps were not captured, or an empty string."""
         if self._graph_optimizer is not None:
             self._graph_optimizer.end()
         return (

@@ -113,8 +113,7 @@ class Totals:
         return Score(means["nll"], means.get("accuracy"), self.count, rmse, self._guess(), **known)
 
     def _guess(self) -> float | None:
-        """Score of the best constant guess: the entropy of the labels in nats per example, or the RMSE of the mean of
-        the targets."""
+        """Score of the best constant guess: the entropy of the labels in nats, or the RMSE of the mean of the targets."""
         if not self._targets:
             return None
         targets = torch.cat(self._targets)

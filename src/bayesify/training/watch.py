@@ -81,8 +81,7 @@ class Trace:
         return part if self._rest is None else part + self._rest
 
     def read(self) -> tuple[list[float], list[float]]:
-        """NLL per example and KL of each window in which a step was taken, averaged over models. Reading them waits for
-        the device."""
+        """NLL per example and KL of each window with a step, averaged over models. Reading them waits for the device."""
         if not self.windows:
             return [], []
         sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
@@ -143,8 +142,7 @@ class Watch:
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Begin a new run, not a continued one. `score` takes a prediction function and returns its scores on the
-        validation data."""
+        """Begin a new run, not a continued one. `score` takes a prediction function and returns its validation scores."""
         if self._looks:
             with self._aside():
                 self._widths, self.spread = weight_spread(self.model, self.device)
@@ -213,8 +211,7 @@ class Watch:
         self._tell(rules.starts_elsewhere(given, self._bnn.posteriors if self._bnn is not None else ()))
 
     def after_validation(self, totals: Totals) -> None:
-        """Store the scores on the validation data: the best scores if the run returns the best epoch, otherwise the
-        last scores."""
+        """Store the validation scores: the best scores if the run returns the best epoch, otherwise the last scores."""
         best = self._validated.nll if self._validated is not None and self.settings.patience else math.inf
         if totals.means()["nll"] < best or not self.settings.patience:
             self._validated = totals.score()
@@ -310,8 +307,7 @@ class Watch:
         return found
 
     def _stored_score(self, history: History) -> Score:
-        """Validation score of the epoch whose model the run returns. A continued run may return an epoch from before
-        the interruption."""
+        """Validation score of the epoch whose model the run returns, which may be an epoch from before an interruption."""
         assert self.start is not None
         row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
         best = Score(
@@ -355,8 +351,7 @@ def _settled(held_out: list[float]) -> bool:
 
 
 def start_network(model: Trainable) -> nn.Module | None:
-    """The network with which the result is compared: the given network, or the posterior mean if the posterior was
-    trained before."""
+    """The network to compare the result with: the given network, or the mean of a posterior that was trained before."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
         return None

@@ -171,14 +171,10 @@ class Catalog:
 
 
 def catalog(network: nn.Module) -> Catalog:
-    """Describe every parameter of a network.
+    """Describe every parameter of a network. A tensor that appears under several names is one weight with aliases.
 
-    Returns:
-        The catalog. A tensor that appears under several names is one weight with aliases.
-
-    Raises:
-        ValueError: If a parameter is uninitialized (lazy modules), if the network has no parameters, or if the network holds a
-            function that runs one of its modules, because a copy would run the original module.
+    Raises `ValueError` if a parameter is uninitialized (lazy modules), if the network has no parameters, or if the network
+    holds a function that runs one of its modules, because a copy would run the original module.
     """
     _check_functions(network)
     names: dict[int, list[str]] = {}

@@ -206,7 +206,7 @@ class Posterior(nn.Module):
                 raise ValueError(
                     f"{type(self).__name__}: this family does not support a prior that correlates the positions of a "
                     f"kernel ({weight.name}); use priors.Scale() or priors.Neal(), or a posterior among "
-                    f"{', '.join(_correlated())}"
+                    f"{', '.join(sorted(kind.__name__ for kind in Posterior.__subclasses__() if kind.correlated_priors))}"
                 )
         if prior is not None and len(prior.mean) and not self.prior_means:
             raise ValueError(
@@ -339,8 +339,7 @@ class Posterior(nn.Module):
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
     def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation on the parameters. If gradients are off, it is cached until the parameters
-        change; see `Results`."""
+        """The result of a computation on the parameters, cached until they change if gradients are off; see `Results`."""
         return self.results.cached(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:
@@ -367,11 +366,6 @@ class Posterior(nn.Module):
     def sizes(self) -> dict[str, int]:
         """Number of scalars in each weight, by name."""
         return {weight.name: weight.numel for weight in self.weights}
-
-
-def _correlated() -> list[str]:
-    """Names of the families that accept a prior with correlated positions."""
-    return sorted(kind.__name__ for kind in Posterior.__subclasses__() if kind.correlated_priors)
 
 
 def by_layer(layers: Iterable[Layer], matrix: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
@@ -401,14 +395,10 @@ def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
 
 
 def shares_statistics(posteriors: Sequence[Posterior]) -> bool:
-    """Whether the network's batch statistics suit all draws.
-
-    At least one posterior must vary around the network's weights, and every other posterior must have a single draw.
-    """
-    kept = [part.shares_statistics for part in posteriors]
-    return any(kept) and all(
-        keeps or part.num_distinct_draws == 1 for keeps, part in zip(kept, posteriors, strict=True)
-    )
+    """Whether the network's batch statistics suit all draws: at least one posterior varies around the network's weights,
+    and every other posterior has a single draw."""
+    others = [part for part in posteriors if not part.shares_statistics]
+    return len(others) < len(posteriors) and all(part.num_distinct_draws == 1 for part in others)
 
 
 class Posteriors(nn.ModuleList):

@@ -12,12 +12,11 @@ from bayesify.maths.fused_draws import DrawPlan, fused_draws
 from bayesify.maths.noise import NoiseSource, SeededNoise
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common.base import DrawRequest, Posterior
-from bayesify.weights.placed import PlacedWeights
+from bayesify.weights.layout import PlacedWeights
 
 
 def kernels_suit(request: DrawRequest, like: Tensor) -> bool:
-    """Whether kernels can serve a request. They must generate the noise themselves, and the prior must have fixed
-    scales and mean 0."""
+    """Whether kernels can serve a request: they generate the noise, and the prior has fixed scales and mean 0."""
     return (
         type(request.noise) is NoiseSource
         and request.noise.by_kernel(like)

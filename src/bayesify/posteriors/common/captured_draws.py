@@ -18,10 +18,9 @@ from bayesify.maths.signatures import Function
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.running.caching import computed_anew, settled
 from bayesify.running.cuda_graphs import CAPTURE_LOCK, Captured, Captures, side_stream
-from bayesify.weights.layout import NetworkLayout, strides_of
+from bayesify.weights.layout import NetworkLayout, PlacedWeights, strides_of
 from bayesify.weights.module_state import swapped
 from bayesify.weights.named_parameters import MASK_SUFFIX, first_parameter, tensors_in
-from bayesify.weights.placed import PlacedWeights
 
 MAX_MEMORY_SHARE = 1 / 16
 """Largest share of a device's memory that the draws of a captured request may take in float32. A graph keeps this memory."""
@@ -67,7 +66,12 @@ class CapturedDraws:
                 drawn = None if posterior.results.is_settled() else self._ahead(posterior, kind, addresses)
                 if drawn is not None:
                     return drawn
-                captured = self._find(posterior, request, kind, addresses)
+                training = torch.is_grad_enabled()
+                # A graph reads the current parameters. Values that were computed from them before the capture stay fixed.
+                keeps = not training and not _follows(posterior, request) and posterior.results.values()
+                state = addresses, posterior.results.state(posterior) if keeps else None
+                make, held = lambda: CapturedDraw(posterior, request, training), request.noise.generator
+                captured = self.of(posterior).find(kind, state, make, held=held)
                 if captured is not None and not captured.busy():
                     return captured.replay()
             return posterior.draw(request)
@@ -95,18 +99,6 @@ class CapturedDraws:
         if torch.equal(generator.get_state(), after):
             generator.set_state(before)
         return None
-
-    def _find(
-        self, posterior: Posterior, request: DrawRequest, kind: tuple[Any, ...], addresses: tuple[int, ...]
-    ) -> CapturedDraw | None:
-        """The graph for a request. If there is none and requests of this kind have been frequent enough, it is captured now."""
-        training, generator = torch.is_grad_enabled(), request.noise.generator
-        # A graph reads the current parameters. Values that were computed from them before the capture stay fixed.
-        keeps = not training and not _follows(posterior, request) and posterior.results.values()
-        frozen = posterior.results.state(posterior) if keeps else None
-        return self.of(posterior).find(
-            kind, (addresses, frozen), lambda: CapturedDraw(posterior, request, training), held=generator
-        )
 
     def __reduce__(self) -> tuple[type[CapturedDraws], tuple[()]]:
         return CapturedDraws, ()

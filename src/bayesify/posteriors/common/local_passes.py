@@ -65,8 +65,7 @@ def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _until_known(
     compute: Callable[[], Result], parts: list[Posterior], restore: Callable[[], None] | None = None
 ) -> Result:
-    """The first result whose pass finds no further weight that is used more than once. `restore` is called before each
-    repetition."""
+    """The first result whose pass finds no further weight that is used again. `restore` precedes each repetition."""
     while True:
         try:
             return compute()

@@ -58,8 +58,7 @@ def relative_stds(
 
 
 def _amplification(norm: _NormBase) -> float:
-    """Mean square of all outputs times the median inverse variance, but at least 1. The median ignores dead outputs of
-    variance 0."""
+    """Mean square of all outputs times the median inverse variance, at least 1. The median ignores dead outputs."""
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None or mean.is_meta:
         return 1.0
@@ -68,8 +67,7 @@ def _amplification(norm: _NormBase) -> float:
 
 
 def root_mean_square(layer: Layer, values: Mapping[str, Tensor]) -> float:
-    """Root mean square of a layer's weights and bias. If all entries are 0 or one is not finite, it is Neal's standard
-    deviation."""
+    """Root mean square of a layer's weights and bias; Neal's standard deviation if all are 0 or one is not finite."""
     square = sum(float(values[weight.name].detach().double().square().sum()) for weight in layer.weights)
     size = math.sqrt(square / max(1, layer.numel))
     return size if 0 < size < math.inf else 1 / math.sqrt(layer.weights[0].fan_in or 1)

@@ -294,8 +294,7 @@ class GlobalInducing(Posterior):
     def _walk(
         self, runner: Runner, others: Mapping[str, Tensor], scale: PriorScale, step: Step, how: _Pass
     ) -> dict[str, Tensor]:
-        """Run the network on the inducing inputs. When a layer is called, `step` makes the layer's whitened weights,
-        [G, D, R]."""
+        """Run the network on the inducing inputs. When a layer is called, `step` makes its whitened weights, [G, D, R]."""
         like, low = next(self.parameters()), self._type()
         device, dtype = like.device.type, like.dtype
         drawn: dict[str, Tensor] = {}
@@ -414,8 +413,7 @@ class GlobalInducing(Posterior):
         return self._walk(runner, self._others(runner, others), scale, step, _Pass(careful=True))
 
     def variance(self) -> dict[str, Tensor]:
-        """Each layer's variances if the earlier layers are at their means. Marginal variances are larger and have no
-        closed form."""
+        """Each layer's variances if the earlier layers are at their means. Marginal variances have no closed form."""
         found: dict[str, Tensor] = {}
         scale = typical_scale(self)
 

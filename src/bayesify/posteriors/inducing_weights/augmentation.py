@@ -54,8 +54,7 @@ class Augmentation(nn.Module):
 
     @torch.no_grad()
     def prune(self, keep: float) -> None:
-        """Keep the largest entries of each Z. Each Z is pruned separately, so that every layer stays connected to its
-        inducing weights."""
+        """Keep the largest entries of each Z separately, so that every layer stays connected to its inducing weights."""
         for side in (self.z_row, self.z_col):
             for name in side:
                 masks, dense = side.mask(name), side.dense(name).abs()

@@ -1,22 +1,32 @@
-"""Standard normal noise for a draw of all layers: first the noise of U's size, then the noise of W's size."""
+"""Standard normal noise for a draw of all layers, first of U's size, then of W's size, and draws made by kernels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.maths.fused_matheron import positions_outside
-from bayesify.maths.matheron import Factors, noise_shapes
+from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS
+from bayesify.maths.fused_matheron import (
+    MAX_INDUCING_SIZE,
+    MatheronDraw,
+    MatheronPlan,
+    Matrix,
+    has_products,
+    positions_outside,
+)
+from bayesify.maths.matheron import Factors, noise_shapes, start_and_size
 from bayesify.maths.noise import SeededNoise
-from bayesify.posteriors.common.base import DrawRequest
+from bayesify.posteriors.common.base import DrawRequest, Posterior
+from bayesify.posteriors.common.by_kernels import kernels_suit
 from bayesify.posteriors.inducing_weights.matrix import InducingMatrix
 from bayesify.weights.catalog import Layer
-from bayesify.weights.layout import NetworkLayout, strides_of
+from bayesify.weights.layout import NetworkLayout, PlacedWeights, strides_of
 
 Shape = tuple[int, ...]
 
@@ -29,12 +39,8 @@ class NoiseShapes:
     each number itself when it needs this number.
 
     `factors` are empty if W equals its mean given U. $E_3$ has room for `cols` columns, the largest number in any U.
-
-    Attributes:
-        own: Shape of the noise for U of each family.
-        second: Shape of $E_2$ of each block.
-        large: Shape of $[E_3 E]$ of each group, or the shapes of E and of $E_3$, in this order.
-        thin: Number of columns of $E_3$ if $E_3$ comes before E, otherwise 0.
+    `own` are the shapes for U, `second` for $E_2$, and `large` for $[E_3 E]$ of each group, or for E and then $E_3$. `thin`
+    is the number of columns of $E_3$ if it comes before E, otherwise 0.
     """
 
     def __init__(
@@ -108,3 +114,81 @@ def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayou
         inside, bias = part.tensor_split([weight.matrix_shape[1]], -1)
         found.append(torch.cat([inside.unflatten(-1, (count, -1)).mT.flatten(-2), bias], -1))
     return torch.stack(found)
+
+
+# -- draws by kernels, which write each weight in the network's layout ------------------------------------------------
+
+
+def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
+    """Whether kernels can draw all layers. `largest` is the number of rows or of columns of U, whichever is larger.
+
+    Each layer must have exactly one weight and at most one bias, all weights must have the same dtype, and U must be
+    small.
+    """
+    like = next(posterior.parameters())
+    return (
+        kernels_suit(request, like)
+        and has_products(like.device)
+        and largest <= MAX_INDUCING_SIZE
+        and all(len(layer.weights) <= 2 and not layer.weights[0].transposed for layer in posterior.layers)
+        and not len(request.prior.factor)
+        and len({request.dtype(weight.name) for weight in posterior.weights}) == 1
+        and request.num_draws * sum(weight.numel + ALIGNMENT_NUMBERS for weight in posterior.weights) < 2**31
+    )
+
+
+def draw_by_kernels(
+    posterior: Posterior,
+    request: DrawRequest,
+    blocks: Sequence[list[tuple[Layer, ...]]],
+    given: Sequence[Any],
+    shapes: NoiseShapes,
+    seed: Tensor,
+    low: bool,
+) -> MutableMapping[str, Tensor]:
+    """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
+
+    A block holds all layers with the same size of U, in groups of equal-sized layers. `given` is as in
+    `conditional_draws`, with no noise except $E_2$. With `low`, products with matrices of W's size use bfloat16.
+    """
+    groups = [group for block in blocks for group in block]
+    names = [weight.name for group in groups for layer in group for weight in layer.weights]
+    factors = [part for part, *_ in given]
+    stack = factors[0].stack
+    begun = [start_and_size(part, u, scale, sigma, noise[0]) for part, u, scale, sigma, noise in given]
+    start, size = (torch.cat([part.flatten() for part in side]) for side in zip(*begun, strict=True))
+
+    def make() -> MatheronPlan:
+        filled = None if stack is None else (*stack.row_reach.shape[1:], stack.col_reach.shape[2])
+        inducing = [(part.row_rest.shape[-1], part.col_rest.shape[-1]) for part in factors for _ in part.counts]
+        matrices = _matrices(groups, inducing, request, shapes)
+        kind = (request.num_draws, request.antithetic, request.dtype(names[0]), seed.device)
+        return MatheronPlan(matrices, [len(group) for group in groups], filled, shapes.thin, *kind)
+
+    layout = (id(request.layout), stack is None)
+    key = (tuple(request.prior.std.values()), request.num_draws, request.antithetic, seed.device, *layout)
+    plan = posterior.results.recent(key, make)
+    sides = posterior.cached(("operands", *layout), lambda: plan.operands(factors))
+    if not torch.is_grad_enabled():
+        return PlacedWeights(names, plan.draw(low, seed, *sides, start, size)[0])
+    return dict(zip(names, MatheronDraw.apply(plan, low, seed, *sides, start, size), strict=True))
+
+
+def _matrices(
+    groups: Sequence[Sequence[Layer]],
+    inducing: Sequence[tuple[int, int]],
+    request: DrawRequest,
+    shapes: NoiseShapes,
+) -> list[Matrix]:
+    """Positions in memory of the weights and the noise of each layer."""
+    found = []
+    for group, u, shape, start in zip(groups, inducing, shapes.large, shapes.starts(request), strict=True):
+        numbers = shape[-2] * shape[-1]
+        each, step = (1, len(group)) if request.antithetic else (request.num_draws, 1)
+        for member, layer in enumerate(group):
+            stds = [float(request.prior.std[weight.name]) for weight in layer.weights]
+            outputs = [strides_of(request.layout, weight.name, weight.shape) for weight in layer.weights]
+            lookup = layer.weights[0].kind == "lookup"
+            noise = (start + member * each * numbers, step * numbers, shape[-1])
+            found.append(Matrix(outputs, lookup, stds[-1] / stds[0], (layer.rows, layer.cols, *u), noise))
+    return found

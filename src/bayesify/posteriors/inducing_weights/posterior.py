@@ -18,9 +18,8 @@ from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common import starts
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
-from bayesify.posteriors.inducing_weights.kernel_draws import draw_by_kernels, kernels_draw
 from bayesify.posteriors.inducing_weights.matrix import FAMILIES, InducingMatrix
-from bayesify.posteriors.inducing_weights.noise import NoiseShapes
+from bayesify.posteriors.inducing_weights.noise import NoiseShapes, draw_by_kernels, kernels_draw
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
 
@@ -244,7 +243,7 @@ class InducingWeights(Posterior):
         return factors, [part.scale() for part in self._augmented()], self._kl(factors, counted)
 
     def draws_by_kernels(self, request: DrawRequest) -> bool:
-        """Whether kernels generate the noise that has the size of W, and draw W; see `kernel_draws`."""
+        """Whether kernels generate the noise that has the size of W, and draw W."""
         return self.shared is None and self.max_lambda != 0 and kernels_draw(self, request, max(self.rows, self.cols))
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
@@ -446,8 +445,7 @@ class InducingWeights(Posterior):
         return counts
 
     def remarks(self) -> dict[str, str]:
-        """A remark for each layer that is smaller than U. It gives the number of parameters that `fit_to_layer=True`
-        would save."""
+        """A remark for each layer that is smaller than U: the number of parameters that `fit_to_layer=True` would save."""
         result: dict[str, str] = {}
         for layer in self.layers:
             rows, cols = min(self.rows, layer.rows), min(self.cols, layer.cols)

@@ -106,8 +106,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
-    """Whether materializing W is faster. If inputs have more rows than W, tensor cores are faster than memory-bound
-    transforms."""
+    """Whether materializing W is faster: for many input rows, tensor cores are faster than memory-bound transforms."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.static_[0].size
 

@@ -21,14 +21,7 @@ NUM_FLOW_DRAWS = 1024
 class Diagonal(nn.Module):
     r"""$q(g) = \mathcal{N}(\mu, \operatorname{diag}(s^2))$ for each of K blocks of size D.
 
-    Stored parameters: `mean_value` (the means) and `log_std` (the logarithms of s), both unconstrained.
-
-    Shapes:
-        mean_value, log_std: [K, D].
-
-    Args:
-        mean: Initial means.
-        std: Initial standard deviations, [K, 1].
+    Stored parameters: `mean_value` (the means) and `log_std` (the logarithms of s), both unconstrained, [K, D].
     """
 
     name: ClassVar[str] = "diagonal"
@@ -39,14 +32,9 @@ class Diagonal(nn.Module):
         self.log_std = nn.Parameter(std.log().expand_as(mean).clone())
 
     def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws of g from standard normal noise, and the KL summed over blocks.
+        """Draws of g, [S, K, D], from standard normal noise, and the KL summed over blocks, a scalar or [S].
 
-        Args:
-            noise: Standard normal noise, [S, K, D].
-            prior_std: Prior standard deviation of g, [K, 1] or [S, K, 1].
-
-        Returns:
-            The draws, [S, K, D], and the KL, a scalar or [S].
+        The prior standard deviation of g is [K, 1] or [S, K, 1].
         """
         std = self.log_std.exp()
         mixed, growth = self.mix(noise)
@@ -144,11 +132,6 @@ class Flow(Diagonal):
     draws. The contribution of the Gaussian of z to the moments is exact. The chain starts close to the identity.
 
     Additional parameters: `u` and `w`, [K, F, D] each, and `b`, [K, F].
-
-    Args:
-        mean: Initial means of z.
-        std: Initial standard deviations of z, [K, 1].
-        length: Number of planar layers F.
     """
 
     name = "flow"
