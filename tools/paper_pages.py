@@ -249,7 +249,8 @@ def _function_space(content: dict[str, Any]) -> str:
 
 
 def _function_space_toy(content: dict[str, Any]) -> str:
-    titles = {"snelson": "Snelson", "two_moons": "two moons", "fsvi": "function space", "mfvi": "mean-field"}
+    titles = {"snelson": "Snelson", "two_moons": "two moons"}
+    titles |= {"fsvi": "function space", "mfvi": "mean-field", "ensemble": "ensemble of 5"}
     rows = []
     for problem, methods in content["scores"].items():
         for method, seeds in methods.items():
@@ -260,8 +261,11 @@ def _function_space_toy(content: dict[str, Any]) -> str:
             cells.append(
                 f"RMSE {number(mean[fit], 2)}" if fit == "rmse" else f"accuracy {number(100 * mean[fit], 1)} %"
             )
+            ring = [seed["uncertain"] for seed in seeds if "uncertain" in seed]
+            cells.append(f"{number(100 * statistics.fmean(ring), 0)} %" if ring else "")
             rows.append([titles[problem], titles[method], str(len(seeds)), *cells])
     header = ["data", "method", "seeds", "at the data", "two data widths away", "smallest ratio of a seed", "fit"]
+    header.append("uncertain part of the ring")
     return _source(content) + table(header, rows)
 
 
@@ -305,6 +309,7 @@ PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
     "function-space": {
         "toy": _function_space_toy,
         "fashion_mnist": _function_space,
+        "toy_paper_settings": _function_space_toy,
         "fashion_mnist_noise": _function_space,
         "fashion_mnist_map": _function_space,
         "cifar10": _function_space,

@@ -9,7 +9,7 @@ import torch
 from bayesify.datasets import toy
 from bayesify_papers.shared import figures
 
-TITLES = {"fsvi": "function space", "mfvi": "mean field"}
+TITLES = {"fsvi": "function space", "mfvi": "mean field", "ensemble": "ensemble"}
 
 
 def draw(problem: str, models: Mapping[str, Any], path: Path) -> None:

@@ -17,7 +17,7 @@ def toy(folder: Path) -> list[Row]:
         for method, seeds in methods.items()
         for scores in seeds
     ]
-    return grouped(entries, ("problem", "method"), ("inside", "outside", "ratio", "rmse", "accuracy"))
+    return grouped(entries, ("problem", "method"), ("inside", "outside", "ratio", "uncertain", "rmse", "accuracy"))
 
 
 def images(folder: Path) -> list[Row]:
