@@ -316,6 +316,7 @@ PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
         "cifar10_fsvi": _function_space,
         "cifar10_mfvi": _function_space,
         "cifar10_map": _function_space,
+        "cifar10_map_long": _function_space,
     },
     "subnetwork": {"corrupted_cifar": _corrupted_cifar},
 }
