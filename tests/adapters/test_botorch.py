@@ -287,7 +287,7 @@ def test_what_does_not_fit_is_named(linear):
     with pytest.raises(ValueError, match="training data are unknown"):
         BoTorchModel(network(), 2).condition_on_observations(x, y)
     for given in ((x[None], y[None]), (x, y[:, 0]), (x, y[:2])):
-        with pytest.raises(ValueError, match=r"give one set \[N, D\] and \[N, O\]"):
+        with pytest.raises(ValueError, match=r"give \[N, D\] and \[N, O\]"):
             BoTorchModel(network(), 2, data=(x, y)).condition_on_observations(*given)
     with pytest.raises(ValueError, match=r"points \(2,\).*x.unsqueeze\(0\)"):
         BoTorchModel(network(), 2).posterior(x[0])

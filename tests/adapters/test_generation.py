@@ -138,5 +138,5 @@ def test_a_classifier_under_adapters_writes_no_text():
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["q_proj"])
     model = transformers.LlamaForSequenceClassification(language_model().config)
-    with pytest.raises(ValueError, match=r"LlamaForSequenceClassification has no method generate.*ForCausalLM"):
+    with pytest.raises(ValueError, match=r"LlamaForSequenceClassification has no method generate.*GPT2LMHeadModel"):
         generate(bayesianize_lora(peft.get_peft_model(model, config)), prompts())
