@@ -62,15 +62,8 @@ class ComparedTable:
 
     def parts(self, index: int, seed: int) -> Parts:
         """Rows of one split."""
-        return make_parts(
-            self.values,
-            index,
-            seed,
-            classes=self.task == "classification",
-            standard=self.standard,
-            groups=self.groups,
-            times=self.times,
-        )
+        classes = self.task == "classification"
+        return make_parts(self.values, index, seed, classes, self.standard, self.groups, self.times)
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Everything except the notes, as arrays for a file."""

@@ -46,7 +46,6 @@ def make_parts(
     values: np.ndarray,
     index: int,
     seed: int,
-    *,
     classes: bool,
     standard: Sequence[tuple[np.ndarray, np.ndarray]] = (),
     groups: np.ndarray | None = None,
