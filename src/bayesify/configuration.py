@@ -128,7 +128,7 @@ def find_posterior(name: str) -> type[Posterior]:
     """The posterior class with the given name or alias, from the library or from an entry point of another package."""
     wanted = plain_name(name)
     for kind in posteriors.REGISTRY.values():
-        if wanted in _names(kind):
+        if wanted in names_and_aliases(kind):
             return kind
     if wanted in CALLED_AS:
         raise ValueError(f"bayesianize: {name!r} is not a posterior of a network; use bayesify.{CALLED_AS[wanted]}")
@@ -136,7 +136,7 @@ def find_posterior(name: str) -> type[Posterior]:
     known = [*posteriors.REGISTRY, *CALLED_AS]
     for source, offer in plugins():
         theirs = offer if isinstance(offer, type) else getattr(offer, "posterior", None)  # a `Method` holds it
-        names = _names(offer)
+        names = names_and_aliases(offer)
         known += names
         if wanted not in names:
             continue
@@ -153,7 +153,7 @@ def find_posterior(name: str) -> type[Posterior]:
     return found.popitem()[1]
 
 
-def _names(thing: object) -> list[str]:
+def names_and_aliases(thing: object) -> list[str]:
     """Name and aliases of a posterior class or of a method; empty for any other object."""
     names = (getattr(thing, "name", None), *getattr(thing, "aliases", ()))
     return [plain_name(name) for name in names if isinstance(name, str)]

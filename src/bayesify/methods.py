@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
@@ -18,7 +18,7 @@ from bayesify.baselines.from_task import fit_hmc, fit_microcanonical, fit_sghmc,
 from bayesify.baselines.ivon import IVON
 from bayesify.baselines.noisy_kfac import NoisyKFAC
 from bayesify.baselines.vogn import VOGN
-from bayesify.configuration import CALLED_AS
+from bayesify.configuration import CALLED_AS, names_and_aliases
 from bayesify.deep_gp.from_task import fit_deep_gp, make_deep_gp
 from bayesify.function_space.from_task import fit_function_space
 from bayesify.laplace.from_task import fit_laplace, fit_subnetwork
@@ -70,18 +70,9 @@ class Method:
     @classmethod
     def of_posterior(cls, kind: type[Posterior]) -> Method:
         """The method for a posterior class, with the properties that the class declares."""
-        return cls(
-            kind.name,
-            kind.title or kind.__name__,
-            kind.paper,
-            kind.cost,
-            kind,
-            options=kind.small_options,
-            aliases=kind.aliases,
-            slow=kind.slow,
-            is_point=kind.is_point,
-            starts_at_rows=kind.starts_at_rows,
-        )
+        named = ("name", "paper", "cost", "aliases", "slow", "is_point", "starts_at_rows")
+        declared = {key: getattr(kind, key) for key in named}
+        return cls(title=kind.title or kind.__name__, posterior=kind, options=kind.small_options, **declared)
 
     @property
     def used_as(self) -> str:
@@ -176,7 +167,7 @@ def get_method(name: str) -> Method:
 @functools.cache
 def _other_methods() -> dict[str, Method]:
     found: dict[str, Method] = {}
-    owners = {name: f"bayesify's {method.name!r}" for method in METHODS.values() for name in _names(method)}
+    owners = {name: f"bayesify's {method.name!r}" for method in METHODS.values() for name in names_and_aliases(method)}
     for source, thing in plugins():
         if isinstance(thing, type) and issubclass(thing, Posterior) and hasattr(thing, "name"):
             thing = Method.of_posterior(thing)
@@ -184,7 +175,7 @@ def _other_methods() -> dict[str, Method]:
             words = f"{type(thing).__name__} is neither a Method nor a subclass of Posterior with a name"
             warnings.warn(f"{GROUP}: the entry point {source!r} is skipped, because {words}", stacklevel=3)
             continue
-        for name in _names(thing):
+        for name in names_and_aliases(thing):
             if name in owners:
                 raise ValueError(
                     f"{GROUP}: the name {name!r} of the entry point {source!r} already belongs to {owners[name]}; "
@@ -196,8 +187,4 @@ def _other_methods() -> dict[str, Method]:
 
 
 def _find(known: Mapping[str, Method], wanted: str) -> Method | None:
-    return next((method for method in known.values() if wanted in _names(method)), None)
-
-
-def _names(method: Method) -> Iterable[str]:
-    return map(plain_name, (method.name, *method.aliases))
+    return next((method for method in known.values() if wanted in names_and_aliases(method)), None)

@@ -20,7 +20,7 @@ from bayesify.conversion import bayesianize
 from bayesify.draws import Draw, Draws
 from bayesify.function_space import Box, FunctionSpaceVI
 from bayesify.laplace import Laplace
-from bayesify.network import BayesianNetwork
+from bayesify.network import BayesianNetwork, prune
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -30,7 +30,6 @@ from bayesify.training.batch_statistics import keep_draws
 from bayesify.training.checking import check
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
-from bayesify.training.pruning import prune
 from bayesify.training.schedules import KLSchedule
 from bayesify.version import __version__
 from bayesify.weights.catalog import count_parameters

@@ -13,7 +13,7 @@ import bayesify
 from bayesify import likelihoods, priors
 from bayesify.maths.regression import RegressionFactors
 from bayesify.posteriors import GlobalInducing, LocalInducing
-from bayesify.posteriors.global_inducing.convolutions import Convolution
+from bayesify.posteriors.global_inducing.maps import Convolution
 
 POINTS, COLUMNS, OUTPUTS = 12, 8, 3
 LARGEST = 1e12

@@ -53,14 +53,11 @@ _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 
 
 class KnownModules:
-    """Cached facts about the modules of one network. Copies and pickles of this object are empty."""
+    """Cached facts about the modules of one network."""
 
     def __init__(self) -> None:
         self.kinds: dict[type, tuple[bool, bool, bool]] = {}
         self._holders: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
-
-    def __reduce__(self) -> tuple[type[KnownModules], tuple[()]]:
-        return KnownModules, ()
 
     def kind(self, kind: type) -> tuple[bool, bool, bool]:
         """For modules of one type: whether they are torch's own, keep nothing of a pass, and are scripted."""
@@ -105,12 +102,9 @@ class LightCopy:
     With `hooks`, hooks can be registered with the copy's modules. `owners` are the paths of the modules whose slots will be
     filled. Other leaf modules of torch, which a pass does not change, are then shared instead of copied.
 
-    Attributes:
-        root: The copy of the whole network.
-        owned: Mapping from paths to the copies of the modules whose slots will be filled.
-        complete: Whether the copy can run by itself. It cannot if the network is compiled, because compiled code runs only the
-            original module object.
-        places: The slots that the last pass filled.
+    `root` is the copy of the whole network, and `owned` has the copies of the owners by path. The copy is not `complete` if
+    the network is compiled, because compiled code runs only the original module object. `places` are the slots that the last
+    pass filled.
     """
 
     def __init__(
@@ -350,17 +344,13 @@ class FreeCopies:
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
     written back. Checking both conditions costs less than making another copy. Other code may still hold a module of the copy,
     for example as a dictionary key. Even then a reuse is correct, because with a plain network the key would also be the same in
-    every call. Each prediction gets a new copy and keeps nothing of its passes. Copies and pickles of this object contain no
-    light copies.
+    every call. Each prediction gets a new copy and keeps nothing of its passes.
     """
 
     def __init__(self) -> None:
         self._free: dict[bool, list[LightCopy]] = {}
         self._missed = -1  # -1, because the first pass, which may be the only one, keeps no copy
         self.known = KnownModules()
-
-    def __reduce__(self) -> tuple[type[FreeCopies], tuple[()]]:
-        return FreeCopies, ()
 
     def take(self, network: nn.Module, owners: Collection[str] | None) -> LightCopy:
         """A free or new copy, for passes without hooks; see `LightCopy`."""

@@ -74,12 +74,7 @@ def count_activation_bytes(
 
 
 class CountBytes(TorchDispatchMode):
-    """Dispatch mode that adds up the bytes of all tensors that operations return.
-
-    Attributes:
-        bytes: Number of bytes of all results, summed over operations.
-        largest: Number of bytes of the largest result of one operation.
-    """
+    """Dispatch mode that adds up the `bytes` of all tensors that operations return. `largest` is the most in one operation."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

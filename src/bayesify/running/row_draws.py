@@ -75,8 +75,7 @@ def as_rows(
 
 
 def split_draws(tree: Any, num_draws: int, rows: int) -> Any:
-    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree. Raises `NotByRows` if a tensor does not have
-    one entry per row."""
+    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree; `NotByRows` if a tensor has other rows."""
 
     def split(leaf: Tensor) -> Tensor:
         if not leaf.ndim or len(leaf) != rows:

@@ -22,11 +22,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold a lock file, in a folder that exists, during the `with` block, and remove it afterwards.
 
     The operating system releases the lock when its process ends, even if the process is killed. A file that a killed process left
-    behind locks nothing.
-
-    Raises:
-        InUse: If another process, or another thread of this process, holds the lock; the message names the process.
-        OSError: If the file cannot be written.
+    behind locks nothing. If another process, or another thread of this process, holds the lock, `InUse` names the process.
     """
     if fcntl is None:
         yield

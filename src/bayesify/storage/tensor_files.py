@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bayesify.storage.atomic import check_file, write_atomically
+from bayesify.storage.atomic import write_atomically
 
 FORMAT_NAME = "bayesify"
 FORMAT_VERSION = 2
@@ -144,7 +144,6 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     the SHA-256. Raises `ValueError` for an impossible path, `TypeError` for a type of tensor that safetensors files cannot
     hold, and `OSError` if the file cannot be written.
     """
-    check_file(path)
     plain = _on_cpu(tensors)
     body = json.dumps({"kind": kind, **header})
     version = str(FORMAT_VERSION)
@@ -161,14 +160,10 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
 
 
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors (on the CPU) of a file from `write`, after checking that the file is complete and unchanged.
+    """Header and tensors (on the CPU) of a file from `write`. The header has the file's SHA-256 under `"sha256"`.
 
-    The header has the file's SHA-256 under `"sha256"`.
-
-    Raises:
-        FileNotFoundError: If the file does not exist.
-        ValueError: If the file is truncated or altered, was not written by bayesify, is of another kind, or is from a newer
-            version of the library.
+    Raises `FileNotFoundError` if there is no file, and `ValueError` if the file is truncated or altered, was not written by
+    bayesify, is of another kind, or is from a newer version of the library.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -66,10 +66,8 @@ class Guard:
         """Check the current gradients and return their norm. `batch` is the number of the last batch; in a captured
         step, it is a tensor.
 
-        The norm is computed from squares, as in optimizers, so a gradient whose square overflows counts as non-finite.
-
-        Raises:
-            NotFiniteError: If a gradient is not finite and this is known without waiting for the device. Buffers are restored.
+        The norm is computed from squares, as in optimizers, so a gradient whose square overflows counts as non-finite. If this
+        is known without waiting for the device, buffers are restored and `NotFiniteError` is raised.
         """
         grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
         if not grads:

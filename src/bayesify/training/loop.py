@@ -89,13 +89,7 @@ class TrainingLoop:
     # -- the run ---------------------------------------------------------------------------------------------------
 
     def run(self, resumed: Checkpoint | None = None) -> History:
-        """Train to the last epoch, from the beginning or from a checkpoint.
-
-        Raises:
-            KeyboardInterrupt: After Ctrl-C, once the step is done and the checkpoint is written.
-            ValueError: If a batch, the objective or a gradient is not valid (the message gives epoch and batch), or if
-                the checkpoint belongs to another run.
-        """
+        """Train to the last epoch, from the beginning or from a checkpoint; see `fit` for the errors."""
         if self.path is not None and self.processes.rank == 0:
             remove_leftovers(self.path)
         with ExitStack() as stack:

@@ -234,8 +234,7 @@ class ModelStack(nn.Module, Trainable):
 
     @torch.no_grad()
     def as_ensemble(self, group: int = 0) -> BayesianNetwork:
-        """The point networks that share likelihood number `group`, as members of one network with an `Ensemble`
-        posterior."""
+        """The point networks that share likelihood number `group`, as one network with an `Ensemble` posterior."""
         likelihood, count = self._likelihoods[group], len(self) // len(self._likelihoods)
         models = self.unstack()[group * count : (group + 1) * count]
         first = models[0]
@@ -300,8 +299,7 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms for perceptrons. The result is `None` if the fast path cannot run, or if `_by_models` must report
-        a non-finite value."""
+        """Both terms for perceptrons; `None` if the fast path cannot run, or `_by_models` must report a non-finite value."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)

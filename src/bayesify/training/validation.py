@@ -27,8 +27,7 @@ MAX_GUESSED_EXAMPLES = 4096
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
-    """The predictor of a model in training: the model itself, or its module. Raises `TypeError` if neither the model
-    nor its module predicts."""
+    """The predictor of a model in training: the model itself, or its module; `TypeError` if neither predicts."""
     for part in (model, model.module):
         if isinstance(part, Predictor):
             return part

@@ -100,5 +100,5 @@ class Summary:
             ]
             return "  ".join(cells).rstrip()
 
-        rule = "-" * len(render(tuple("x" * width for width in widths)))
+        rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
         return "\n".join([render(head), rule, *(render(line) for line in lines[:-1]), rule, render(lines[-1])])

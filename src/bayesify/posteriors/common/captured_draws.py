@@ -45,8 +45,7 @@ class CapturedDraws:
     A graph works on fixed memory. If gradients are off, its results are copied to new memory. If gradients are on
     (inside the training objective, where nobody keeps the draws), the results are used in place. A second bound that is
     computed before the backward pass of the first bound therefore draws without a graph. The random numbers are the
-    same with and without a graph. Graphs belong to the memory of one network, so copies and pickles of this object are
-    empty.
+    same with and without a graph. Graphs belong to the memory of one network, so copies of the network have none.
     """
 
     def __init__(self) -> None:
@@ -99,9 +98,6 @@ class CapturedDraws:
         if torch.equal(generator.get_state(), after):
             generator.set_state(before)
         return None
-
-    def __reduce__(self) -> tuple[type[CapturedDraws], tuple[()]]:
-        return CapturedDraws, ()
 
 
 def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], tuple[int, ...]]:

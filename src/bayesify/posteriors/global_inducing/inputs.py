@@ -19,11 +19,8 @@ def check_inputs(inputs: Any) -> Any:
     """Inducing inputs in the form that the posterior keeps, detached and copied.
 
     Inputs are a tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description: a count,
-    or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`).
-
-    Raises:
-        ValueError: If the inputs are empty, hold NaN or infinity, or have different lengths.
-        TypeError: If the inputs have another type.
+    or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`). They must be finite, not empty, and of
+    equal length.
     """
     if isinstance(inputs, bool) or inputs is None or isinstance(inputs, (str, bytes)):
         raise TypeError(f"{OWNER}: inputs={inputs!r}; give inputs of the network, such as rows of the training data")

@@ -11,9 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from bayesify.posteriors.global_inducing.convolutions import Convolution, TransposedConvolution
 from bayesify.posteriors.global_inducing.inputs import OWNER
-from bayesify.posteriors.global_inducing.maps import AttentionInput, AttentionOutput, BilinearMap, LinearMap
+from bayesify.posteriors.global_inducing.maps import (
+    AttentionInput,
+    AttentionOutput,
+    BilinearMap,
+    Convolution,
+    LinearMap,
+    TransposedConvolution,
+)
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import Layer, owner_of
 

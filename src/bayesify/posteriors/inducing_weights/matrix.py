@@ -92,6 +92,15 @@ class InducingMatrix(nn.Module):
             "whiten=True"
         )
 
+    @torch.no_grad()
+    def _standardize(self, factors: Factors, lower: list[nn.Parameter], raw_diagonals: list[nn.Parameter]) -> None:
+        for value in (self.location, *lower):
+            value.zero_()
+        for raw in raw_diagonals:
+            raw.fill_(raw_positive(1.0))
+        if not self.whiten:
+            self.unwhiten(factors)
+
 
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
@@ -223,15 +232,9 @@ class MatrixNormalMatrix(InducingMatrix):
         rows, cols = (factor @ factor.mT for factor in self.trils())
         return torch.einsum("gab,gcd->gacbd", rows, cols).flatten(3).flatten(1, 2)
 
-    @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
         """Set the means to 0 and both factors to the factors of the prior."""
-        for value in (self.location, self.row_lower, self.col_lower):
-            value.zero_()
-        for raw in (self.row_raw_diagonal, self.col_raw_diagonal):
-            raw.fill_(raw_positive(1.0))
-        if not self.whiten:
-            self.unwhiten(factors)
+        self._standardize(factors, [self.row_lower, self.col_lower], [self.row_raw_diagonal, self.col_raw_diagonal])
 
 
 class FullMatrix(InducingMatrix):
@@ -295,14 +298,9 @@ class FullMatrix(InducingMatrix):
         factor = self.scale_tril()
         return factor @ factor.mT
 
-    @torch.no_grad()
     def set_to_prior(self, factors: Factors) -> None:
         """Set the mean to 0 and the factor to L_r (x) L_c of the prior, in row-major order."""
-        for value in (self.location, self.lower):
-            value.zero_()
-        self.raw_diagonal.fill_(raw_positive(1.0))
-        if not self.whiten:
-            self.unwhiten(factors)
+        self._standardize(factors, [self.lower], [self.raw_diagonal])
 
 
 class EnsembleMatrix(InducingMatrix):

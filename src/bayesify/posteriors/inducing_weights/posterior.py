@@ -385,8 +385,7 @@ class InducingWeights(Posterior):
         return result
 
     def _spread(self, block: int, factors: list[Factors], row: Tensor, col: Tensor, member: int) -> Tensor:
-        """The part of the variance of W / sigma that comes from U, [d_out, d_in], for one layer of a block. `row` and
-        `col` map U to W."""
+        """The part of one layer's variance of W / sigma that comes from U, [d_out, d_in]. `row` and `col` map U to W."""
         if self.shared is None:
             if not self.whiten:
                 row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, row, upper=True)
