@@ -39,7 +39,7 @@ def stored() -> Found:
         for run in json.loads(path.read_text()):
             found.setdefault(run["method"], {}).setdefault(run["table"], {})[run["fold"]] = run
     first = [OURS, PEER, "LightGBM", "CatBoost", "NGBoost", "forest", "linear"]
-    return {name: found[name] for name in [*first, *(set(found) - set(first))] if name in found}
+    return {name: found[name] for name in [*first, *sorted(set(found) - set(first))] if name in found}
 
 
 def mean(runs: Iterable[dict[str, Any]], key: str) -> float | None:
@@ -260,6 +260,7 @@ def tables() -> str:
     """The generated part of the page in Markdown."""
     names = {source.name for source in SOURCES}
     found = {method: {name: runs for name, runs in of.items() if name in names} for method, of in stored().items()}
+    found = {method: of for method, of in found.items() if of}
     if PEER not in found:
         return "No runs are stored."
     parts: list[tuple[str, Callable[[Found], str]]] = [
