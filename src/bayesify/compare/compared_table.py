@@ -15,9 +15,8 @@ from bayesify.compare.leakage import describe, find_copies, time_hint
 from bayesify.compare.question import Question
 from bayesify.compare.splits import MIN_ROWS, Parts, make_parts, thinned
 from bayesify.serving.sources import Source, read_source
+from bayesify.tables import InputError, read_table
 from bayesify.tables.columns import Features, read_features, times_of
-from bayesify.tables.errors import InputError
-from bayesify.tables.files import read_table
 from bayesify.tables.targets import Task, find_column, read_target
 from bayesify.training.random_streams import derive_seed
 

@@ -12,8 +12,7 @@ import torch
 from bayesify.compare.leakage import strongest
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.sklearn.scores import Scores
-from bayesify.tables.columns import Features
-from bayesify.tables.preparation import Preparation
+from bayesify.tables import Features, Preparation
 
 NUM_EXAMPLES = 6
 """Number of test rows that are shown."""

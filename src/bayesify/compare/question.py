@@ -12,8 +12,7 @@ from bayesify.compare.rivals import installed
 from bayesify.methods import all_methods, get_method
 from bayesify.serving.sources import short_name
 from bayesify.sklearn.settings import AUTO
-from bayesify.tables.errors import InputError
-from bayesify.tables.files import Reading
+from bayesify.tables import InputError, Reading
 from bayesify.tables.targets import Task
 
 NUM_SPLITS, NUM_QUICK_SPLITS = 10, 5

@@ -23,9 +23,8 @@ from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.reasons import Explanation
 from bayesify.sklearn.scores import Scores
 from bayesify.storage.atomic import remove_leftovers, write_atomically
+from bayesify.tables import InputError, Reading
 from bayesify.tables.columns import Contents, as_numbers, cells_of
-from bayesify.tables.errors import InputError
-from bayesify.tables.files import Reading
 from bayesify.tables.targets import label_of
 from bayesify.tables.written_numbers import DECIMAL_COMMAS, DIALECT, is_number, significant
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bayesify.arguments.suggestions import suggest
-from bayesify.tables.errors import InputError
-from bayesify.tables.files import read_table
+from bayesify.tables import InputError, read_table
 from bayesify.tables.targets import label_of
 
 if TYPE_CHECKING:

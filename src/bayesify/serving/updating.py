@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from bayesify.serving.about import About
 from bayesify.serving.fitting import fingerprint, fit_table, read_rows
 from bayesify.serving.folder import ModelFolder, pack_rows, read_kept_rows, unpack_rows
+from bayesify.tables import InputError, Reading
 from bayesify.tables.columns import kind_of
-from bayesify.tables.errors import InputError
-from bayesify.tables.files import Reading
 from bayesify.tables.targets import Task, label_of
 from bayesify.tables.written_numbers import DECIMAL_COMMAS, is_number
 
