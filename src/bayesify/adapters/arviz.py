@@ -31,14 +31,15 @@ def to_inference_data(
 ) -> Any:
     """Draws of the weights, and the predictions that they make, as an `arviz.InferenceData`.
 
-    The group `posterior` has one variable per weight under its `named_parameters()` name, [chain, draw, *shape]. If `x` is given,
-    the group `posterior_predictive` has the network's outputs as `outputs`, [chain, draw, B, ...]. If `y` is given too, the group
-    `observed_data` has the targets, and the group `log_likelihood` has their log-likelihoods as `y`, [chain, draw, B]. From these
-    groups, `arviz.loo` estimates the predictive density of unseen data.
+    The group `posterior` has one variable per weight, [chain, draw, *shape]. The variable has the weight's name in
+    `named_parameters()`. If `x` is given, the group `posterior_predictive` has the network's outputs as `outputs`,
+    [chain, draw, B, ...]. If `y` is given too, the group `observed_data` has the targets, and the group
+    `log_likelihood` has their log-likelihoods as `y`, [chain, draw, B]. From these groups, `arviz.loo` estimates the
+    predictive density of unseen data.
 
     Args:
-        model: A model with a method `draw`, a `Draws`, or a sequence of these with one entry per chain; all chains must
-            have the same length.
+        model: A model with a method `draw`, a `Draws` object, or a sequence of such models or objects, one per chain.
+            All chains must have the same length.
         num_draws: Number of draws per chain; by default all draws of a `Draws`, or the model's default number.
         x: Inputs in any form that `predict` accepts.
         y: Targets of the inputs.

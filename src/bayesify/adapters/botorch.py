@@ -47,7 +47,8 @@ class DrawsPosterior(_Ensemble):
 
 
 class DrawSampler(_Sampler):
-    """Sampler that takes the draws in order: sample i is draw i mod S, the same function for all points, batches and calls.
+    """Sampler that takes the draws in order: sample i is draw i mod S. It uses the same draws for all points, batches
+    and calls.
 
     If the number of samples is a multiple of S, their average equals the average over draws exactly. BoTorch's `IndexSampler` takes
     draws at random, with repetition, and takes different draws for each batch.
@@ -69,10 +70,10 @@ _GetSampler.register(DrawsPosterior)(_draw_sampler)
 class BoTorchModel(_Model):
     r"""Functions drawn from a posterior as a `botorch.models.model.Model`, with the same S functions for every input.
 
-    The value of a function at x is the mean of y under the likelihood given the draw's outputs, in the targets' units:
-    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. Values at several points are joint draws, differentiable with
-    respect to x, and computed in float64, regardless of the network's dtype. For a `Laplace`, the functions are
-    linearized networks, $f(x; w^*) + J(x) (w_s - w^*)$, as in its predictions.
+    The value of function s at x is the mean of y given the outputs of draw s, in the targets' units: $f_s(x) =
+    g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. The values of a function at several points come from the same draw. They
+    are differentiable with respect to x and computed in float64, regardless of the network's dtype. For a `Laplace`,
+    the functions are linearized networks, $f(x; w^*) + J(x) (w_s - w^*)$, as in its predictions.
 
     Args:
         model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.
@@ -235,7 +236,7 @@ class BoTorchModel(_Model):
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, *, epochs: int = 100, learning_rate: float = 1e-3, seed: int = 0, **options: Any
     ) -> BoTorchModel:
-        """The model after a few more steps of training on its data and new data.
+        """A model that was trained for a few more steps, on its old data together with the new data.
 
         Args:
             X: New points, [N', D].
@@ -284,7 +285,8 @@ class BoTorchModel(_Model):
 
 
 def _precise(draws: Draws) -> Draws:
-    """The same draws, detached, in evaluation mode and in float64, because line searches fail on float32 rounding."""
+    """The same draws, detached, in evaluation mode and in float64. In float32, rounding errors would make line searches
+    fail."""
 
     def widen(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.double() if value.is_floating_point() else value for name, value in values.items()}

@@ -21,8 +21,9 @@ class Generation:
 
     Args:
         tokens: Prompt and continuation: [B, T], or [S, B, T] if each draw writes its own text.
-        log_probs: Log-probability of each new token given the previous tokens: [..., new]; 0 after the end of a text. The sum is
-            the log-probability of the continuation, equal to `predict(...).log_prob(...)` of its tokens.
+        log_probs: Log-probability of each new token given the previous tokens: [..., new]; 0 after the end of a text.
+            The sum over the new tokens is the log-probability of the continuation. It equals
+            `predict(...).log_prob(...)` of these tokens.
         mutual_information: Disagreement of the draws at each new token, in nats: [B, new]; 0 if each draw writes its own text.
     """
 
@@ -129,7 +130,7 @@ class _Mixture:
         return picked.scatter(-1, rows, 0.0)
 
     def finish(self, ends: list[int]) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and mutual information of the new tokens, 0 after a token that ends a text."""
+        """Log-probabilities and mutual information of the new tokens. Both are 0 after the token that ends a text."""
         chosen = torch.stack(self.chosen, dim=-1)
         at_end = torch.isin(chosen, chosen.new_tensor(ends)).long()
         ended = at_end.cumsum(-1) > at_end

@@ -29,10 +29,10 @@ class BayesianModule(_Module):
 
     $$ -\frac1B \sum_b \frac1S \sum_s \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p) $$
 
-    Training logs `train_loss`, `train_kl` (in nats) and `train_nll` (per example, of one draw); validation logs `val_nll` (of the
-    mixture). With several processes, B is the size of each process's part of the batch, and Lightning averages over the processes.
-    If the parts have equal sizes, the average is the loss of the whole batch. Checkpoints contain the
-    network; `BayesianModule.load_from_checkpoint(path, bnn=bnn)` restores it.
+    Training logs `train_loss`, `train_kl` (in nats) and `train_nll`, which is per example and uses one draw. Validation
+    logs `val_nll`, which uses the mixture of draws. With several processes, B is the size of each process's part of the
+    batch, and Lightning averages over the processes. If the parts have equal sizes, the average is the loss of the
+    whole batch. Checkpoints contain the network; `BayesianModule.load_from_checkpoint(path, bnn=bnn)` restores it.
 
     Args:
         bnn: The network, with a likelihood.

@@ -47,7 +47,8 @@ def bayesianize_lora(
     The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, where r is the adapter's rank. This
     posterior starts at the current adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an
     $r \times d$ matrix. In an ensemble, the first member starts at the current adapter. The other members start like
-    fresh adapters, with a random A and with B = 0 (for embeddings the other way round); B is recognized by its name.
+    fresh adapters: A is random and B = 0 (for embeddings, A = 0 and B is random). The factor that starts at 0 is
+    recognized by its name.
 
     Args:
         model: The result of `peft.get_peft_model`, or any module with low-rank weights, fresh or trained.

@@ -45,8 +45,8 @@ class Exported:
             file makes its own draws.
         outputs: Names of the graph's outputs: `mean`, `variance` and `epistemic`, or `probs`, `entropy` and `mutual_information`.
         num_draws: Number of draws S in the file.
-        largest_difference: Largest difference between the outputs of the file and of torch on the example inputs, relative to 1 +
-            the absolute value.
+        largest_difference: Largest difference between the file's outputs and torch's outputs on the example inputs.
+            Each difference is divided by 1 + the absolute value of torch's output.
         noise_size: Number K of standard normal numbers per draw, if the file makes its own draws.
     """
 
@@ -59,7 +59,8 @@ class Exported:
 
 
 class PredictiveGraph(nn.Module):
-    """S plain networks, one per draw, and the moments of their mixture as a tuple of tensors.
+    """A module that runs S plain networks, one per draw, and returns the moments of their mixture as a tuple of
+    tensors.
 
     The networks share all weights that have no posterior. `keys` are the names of keyword inputs in their order.
     """
@@ -97,7 +98,8 @@ class _WholeOutputs(Outputs):
 
 
 def moments(outputs: Tensor, likelihood: Likelihood) -> tuple[Tensor, ...]:
-    """The graph's results from outputs [S, B, ...]; their names are `REGRESSION_OUTPUTS` or `CLASSIFICATION_OUTPUTS`."""
+    """The graph's results, computed from the outputs [S, B, ...] of S draws. `REGRESSION_OUTPUTS` or
+    `CLASSIFICATION_OUTPUTS` lists the results' names."""
     prediction: Predictive = likelihood.predictive(_WholeOutputs(outputs))
     if isinstance(prediction, RegressionPredictive):
         return prediction.mean, prediction.variance, prediction.epistemic
@@ -124,10 +126,11 @@ def export_onnx(
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`, `entropy`
     and `mutual_information` of a classification. It accepts any number of examples. The file contains the weights that have a
-    posterior S times and the other weights once. Layers before the first drawn layer run once. For a `Laplace`, the graph runs the
-    network with drawn weights, not the linearized network.
+    posterior S times and the other weights once. Layers before the first layer with drawn weights run only once, not
+    once per draw. For a `Laplace`, the graph runs the network with drawn weights, not the linearized network.
 
-    Before the file is moved to `path`, its outputs are compared with torch's on `x`, on one example, and on `x` plus one example.
+    Before the file is moved to `path`, its outputs are compared with torch's outputs. The comparison uses three
+    batches: `x`, the first example alone, and `x` with the first example appended.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
     file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
@@ -142,12 +145,15 @@ def export_onnx(
         likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
-        tolerance: Largest accepted difference from torch, relative to 1 + the absolute value of an output.
-        sample: Whether the file makes its own draws. If true or `"seed"`, it computes them from an input `seed`, a 64-bit integer;
-            if `"noise"`, from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork` on the
-            CPU with mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
+        tolerance: Largest accepted difference from torch's outputs. Each difference is divided by 1 + the absolute
+            value of torch's output.
+        sample: Whether the file makes its own draws. If true or `"seed"`, the file computes the draws from an input
+            `seed`, a 64-bit integer. If `"noise"`, the file computes them from an input `noise` of standard normal
+            numbers, [S, K]. The model must be a `BayesianNetwork` on the CPU with mean-field, k-tied, matrix normal,
+            inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
         int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
-            The comparison with torch comes before the rounding, so check the scores of the file on your own data.
+            The comparison with torch takes place before the weights are rounded to integers, so check the scores of the
+            file on your own data.
 
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
@@ -250,7 +256,8 @@ def _exported(
     *,
     optimize: bool = True,
 ) -> Any:
-    """The exporter's program. `axes` names the dynamic axes of the inputs, in the structure of the graph's signature."""
+    """The program that torch's ONNX exporter makes from the graph. `axes` names the dynamic axes of each input. It has
+    the same structure as the arguments of the graph's `forward`."""
     talk = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = talk.level
     with warnings.catch_warnings():
@@ -298,7 +305,8 @@ class _Trial:
 
     @property
     def batches(self) -> list[tuple[Tensor, ...]]:
-        """Three batch sizes: the given rows, the first row alone, and all rows plus the first."""
+        """Three batches of different sizes: the example inputs, their first row alone, and the example inputs with the
+        first row appended."""
         first = tuple(value[:1] for value in self.inputs)
         return [self.inputs, first, tuple(map(torch.cat, zip(self.inputs, first, strict=True)))]
 

@@ -70,7 +70,7 @@ class GivenNoise(NoiseSource):
 
 
 class SamplingGraph(nn.Module):
-    """One draw from a vector of standard normal numbers, and the network's output with this draw.
+    """A module that makes one draw from a vector of standard normal numbers and runs the network with this draw.
 
     Quantities that depend only on the parameters (factors, standard deviations) are computed once and stored. Operations that
     depend on noise stay in the graph. The file therefore contains as many numbers as the posterior. `keys` are the names
@@ -131,7 +131,8 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
 def _apart(traced: fx.GraphModule) -> fx.GraphModule:
     """The same graph, in which each piece of the noise is copied before it is used.
 
-    A draw works in place on its pieces. Without the copies, a functional graph would rewrite all of the noise for each piece.
+    A draw changes its pieces of the noise in place. Without the copies, the exported graph, which has no in-place
+    operations, would rewrite the whole noise vector for each piece.
     """
     split = torch.ops.aten.split_with_sizes.default
     cuts = (torch.ops.aten.slice.Tensor, split, operator.getitem)
@@ -154,7 +155,7 @@ def _apart(traced: fx.GraphModule) -> fx.GraphModule:
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
     """The same graph, in which everything that does not depend on the inputs is computed once and stored.
 
-    Views of stored tensors stay operations; otherwise a matrix and its transpose would be stored twice.
+    Views of stored tensors are not computed in advance, because a matrix and its transpose would then be stored twice.
     """
     traced.graph.eliminate_dead_code()
     dependent: set[fx.Node] = set()
@@ -195,7 +196,7 @@ def package(module: str) -> Any:
 
 
 def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
-    r"""The standard normal numbers that a file makes for one of its draws, [count].
+    r"""The standard normal numbers that an exported file computes for one of its draws, [count].
 
     Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. Let
     a and b be the lower and upper 16 bits. Then $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and
@@ -215,14 +216,16 @@ def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
 
 
 def _mixed(bits: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32] | np.uint32) -> npt.NDArray[np.uint32]:
-    """A permutation of 32-bit integers for each key, with the multipliers of C. Wellons's lowbias32."""
+    """Hash of 32-bit integers, which for each key is a permutation. The multipliers are those of C. Wellons's
+    lowbias32."""
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_HASH_MULTIPLIERS[0]) + key
     bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_HASH_MULTIPLIERS[1])
     return bits ^ (bits >> np.uint32(16))
 
 
 def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count: int, *, from_seed: bool) -> Any:
-    """An ONNX model of S draws. `one` is the model of a `SamplingGraph`; `moments` is a model that takes outputs [S, B, ...].
+    """Make an ONNX model that runs S draws. `one` is the ONNX model of a `SamplingGraph`. `moments` is an ONNX model
+    that computes the results from the outputs [S, B, ...] of all draws.
 
     Stored numbers and operations that do not depend on noise occur once; all other operations are repeated S times. The K numbers
     of each draw come from an input `seed`, as in `normals`, or are an input `noise`, [S, K].
@@ -329,7 +332,7 @@ class _Builder:
         return self.node("BitwiseXor", bits, self.shifted(bits, 16))
 
     def from_seed(self, names: list[str], count: int) -> None:
-        """Add one vector of standard normal numbers per name; see `normals`."""
+        """Add nodes that compute one vector of standard normal numbers for each name in the list; see `normals`."""
         kinds, pair = self.onnx.TensorProto, (count + 1) // 2
         whole = self.node("Cast", SEED_INPUT, to=kinds.UINT64)
         upper = self.node("BitShift", whole, self.constant(np.uint64(32)), direction="RIGHT")

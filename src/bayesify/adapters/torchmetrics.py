@@ -22,8 +22,9 @@ Metric: Any = _torchmetrics.Metric
 class PredictiveScore(Metric):
     """Base of scores that are a mean over predictions.
 
-    `update(prediction, y)` takes the result of `predict`; for a classification it also takes class probabilities [B, ..., C]. Sums
-    are in float64, so that the order of batches does not change the result in float32. Sums are added over processes.
+    `update(prediction, y)` takes the result of `predict`; for a classification it also takes class probabilities [B,
+    ..., C]. Sums are accumulated in float64, so that after rounding to float32 the result does not depend on the order
+    of batches. Sums are added over processes.
 
     A subclass implements `terms`.
     """
@@ -80,7 +81,8 @@ class PredictiveScore(Metric):
 
 
 def as_predictive(prediction: Predictive | Tensor) -> Predictive:
-    """A prediction, which may be given as class probabilities [B, ..., C]; other tensors are refused."""
+    """Return a prediction unchanged, and convert class probabilities [B, ..., C] to a prediction. Other tensors are
+    refused."""
     if not isinstance(prediction, Tensor):
         return prediction
     sums = prediction.sum(-1) if prediction.ndim > 1 else prediction.new_zeros(1)
@@ -102,7 +104,7 @@ class NLL(PredictiveScore):
 
 
 class Accuracy(PredictiveScore):
-    """Share of labels that are the most probable class."""
+    """Share of predictions whose most probable class is the label."""
 
     higher_is_better = True
 

@@ -19,7 +19,7 @@ def fit_deep_gp(
     learning_rate: float = 0.02,
     num_draws: int = 4,
 ) -> DeepGP:
-    """Train a deep Gaussian process that replaces the task's network and has the same number of outputs."""
+    """Train a deep Gaussian process instead of the task's network, with the same number of outputs."""
     model = make_deep_gp(task, depth=depth, num_inducing=num_inducing, inducing=inducing)
     model.fit(
         task.loader,

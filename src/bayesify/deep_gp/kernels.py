@@ -1,4 +1,4 @@
-"""Kernels with learned lengthscales and amplitude, one per layer of a deep Gaussian process."""
+"""Kernels with a learned amplitude and learned lengthscales. Each layer of a deep Gaussian process has one kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Layers of a deep Gaussian process: q over the values at inducing inputs, and the process given these values."""
+"""Layers of a deep Gaussian process. A layer has a distribution q over its values at inducing inputs, and its process
+given these values."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from bayesify.maths.positive_definite import inverse_and_log_det, linear_and_qua
 
 @dataclass(frozen=True)
 class Conditional:
-    r"""A layer's process $g = f - \text{skip}$, given q over its values at the inducing inputs U, or given a draw of these values.
+    r"""A layer's process $g = f - \text{skip}$, conditioned on its values at the inducing inputs U. These values are
+    either a draw or have the distribution q.
 
     $$ g(x) \sim \mathcal{N}\bigl(k(x, U)\, w,\; k(x, x) - k(x, U)\, G\, k(U, x)\bigr) $$
 
@@ -101,7 +103,7 @@ class Layer(nn.Module):
 
     @property
     def what(self) -> str:
-        """Name of the factorized matrix, for warnings and errors."""
+        """Name for the factorized matrix in warnings and error messages."""
         return f"DeepGP: layer {self.place}: the kernel matrix of the inducing inputs"
 
     @contextmanager
@@ -128,8 +130,9 @@ class GlobalLayer(Layer):
     $$ \mathrm{KL} = \tfrac12 \bigl[ O (\operatorname{tr} \Lambda^{-1} C^{-1} - M + \log\det C \Lambda)
        + \operatorname{tr} V^\top C^{-1} K C^{-1} V \bigr]. $$
 
-    A draw is whitened, $u = L v$ with $L L^\top = K$, and computed by Matheron's rule from two standard normal matrices:
-    $v = E_1 + L^\top C^{-1} (V - L E_1 - \Lambda^{-1/2} E_2)$. Given the draw, $w = L^{-\top} v$ and $G = L^{-\top} L^{-1}$.
+    A draw is written in whitened form, $u = L v$ with $L L^\top = K$. Matheron's rule computes v from two standard
+    normal matrices: $v = E_1 + L^\top C^{-1} (V - L E_1 - \Lambda^{-1/2} E_2)$. Given the draw, $w = L^{-\top} v$ and
+    $G = L^{-\top} L^{-1}$.
 
     Stored parameters besides the kernel's: `pseudo_outputs` (V, unconstrained), and `log_precision` (logarithms of the
     diagonal of $\Lambda$, which all outputs share).
@@ -189,7 +192,7 @@ class GlobalLayer(Layer):
         return given, kl, self.skip(inputs) + factor @ values
 
     def _regress(self, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """C^-1 [S, M, M], C^-1 V [S, M, O] and the KL [S], from K."""
+        """Compute C^-1 [S, M, M], C^-1 V [S, M, O] and the KL [S] from the kernel matrix K."""
         targets, log_precision = widened(self.pseudo_outputs), widened(self.log_precision)
         noise = (-log_precision).exp()
         with self.naming():
@@ -204,11 +207,13 @@ class GlobalLayer(Layer):
 class LocalLayer(Layer):
     r"""A layer with its own inducing inputs (Salimbeni & Deisenroth 2017), for doubly stochastic variational inference.
 
-    For each output, $q(v_o) = \mathcal{N}(m_o, C_o C_o^\top)$ over whitened values, $u = L v$ with $L L^\top = K(Z)$. With v
-    integrated out, the process has $w = L^{-\top} m$ and $G_o = L^{-\top} (I - C_o C_o^\top) L^{-1}$ (see `Conditional`).
+    For each output, q is a Gaussian $q(v_o) = \mathcal{N}(m_o, C_o C_o^\top)$ over whitened values v, where $u = L v$
+    and $L L^\top = K(Z)$. With v integrated out, the process has $w = L^{-\top} m$ and $G_o = L^{-\top} (I - C_o
+    C_o^\top) L^{-1}$ (see `Conditional`).
 
-    Stored parameters besides the kernel's: `inducing_inputs` (Z), `mean_value` (m), and $C = \operatorname{diag}(c)(I +
-    N)$ as `raw_diagonal` (c, through softplus) and `lower` (the entries of N, row by row).
+    Stored parameters besides the kernel's: `inducing_inputs` (Z), `mean_value` (m), `raw_diagonal` and `lower`. The
+    last two give $C = \operatorname{diag}(c)(I + N)$: softplus maps `raw_diagonal` to c, and `lower` contains the
+    entries of N, row by row.
 
     Shapes:
         inducing_inputs: [M, D]; mean_value: [M, O]; raw_diagonal: [O, M]; lower: [O, M (M - 1) / 2].

@@ -47,26 +47,28 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
     Each output of layer l has the prior $\mathcal{GP}(\text{skip}_l, k_l)$; outputs of a layer share its kernel.
 
-    `inducing="global"` (Ober & Aitchison 2021): only the inducing inputs $U_0$ of the first layer are learned. Layer by layer, the
-    values $U_l$ at the inducing inputs are drawn from $q(U_l | U_{l-1})$, a regression from the drawn $U_{l-1}$ onto learned
-    pseudo-outputs (see `GlobalLayer`). $U_l$ are then the inducing inputs of the next layer, so that the posteriors of the layers
-    depend on each other. The posterior of the last layer is optimal if $U_0$ are the training inputs, V their targets and $\Lambda$
-    the precision of the noise.
+    `inducing="global"` (Ober & Aitchison 2021): only the inducing inputs $U_0$ of the first layer are learned. The
+    values $U_l$ at the inducing inputs are drawn layer by layer from $q(U_l | U_{l-1})$. This is the posterior of a
+    regression from the drawn $U_{l-1}$ onto learned pseudo-outputs (see `GlobalLayer`). $U_l$ are then the inducing
+    inputs of the next layer, so that the posteriors of the layers depend on each other. The posterior of the last layer
+    is optimal if $U_0$ contains the training inputs, V contains their targets, and $\Lambda$ is the precision of the
+    noise.
 
     `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has its own inducing inputs and its own posterior (see
     `LocalLayer`).
 
-    In both cases, given the inducing values, hidden layers' values at the data are drawn independently for each
-    example, and the last layer's values are integrated out. The bound is
+    In both cases, the hidden layers' values at the data are drawn given the inducing values, independently for each
+    example. The last layer's values are integrated out. The bound is
 
     $$ \mathrm{ELBO} = \frac1S \sum_s \Bigl[ \frac NB \sum_b \mathbb{E}_{q(f_b | s)} \log p(y_b | f_b)
        - \sum_l \mathrm{KL}_{l,s} \Bigr], $$
 
-    with the expectation in closed form for Gaussian noise, and at one draw of $f_b$ for other likelihoods. One layer with Gaussian
-    noise has no randomness and is a sparse Gaussian process.
+    where the expectation is computed in closed form for Gaussian noise, and from one draw of $f_b$ for other
+    likelihoods. With one layer and Gaussian noise, nothing is drawn, and the model is a sparse Gaussian process.
 
-    Standardize the inputs, and the targets of a regression, first: kernels start with amplitude 1 and lengthscales $\sqrt D$.
-    Kernel matrices are computed in float64 if the device supports it, whatever the dtype of the parameters and data.
+    First standardize the inputs and, in a regression, the targets, because kernels start with amplitude 1 and
+    lengthscales $\sqrt D$. Kernel matrices are computed in float64 if the device supports it, whatever the dtype of the
+    parameters and data.
 
     Args:
         inputs: Training inputs [N, D]. The inducing inputs start at all training inputs, or at `num_inducing` centers
@@ -81,8 +83,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         likelihood: Likelihood p(y | f), as an instance, a name or a plain dict; `Gaussian(noise=0.1)` by default. It is
             copied.
         skip: Whether a hidden layer's prior mean is its input instead of 0. If the layer has fewer outputs than inputs, the mean is
-            the projection of the input on its first principal axes. If it has more, the mean is the input padded with zeros. In
-            both cases hidden layers start near this map.
+            the projection of the input on its first principal axes. If it has more, the mean is the input padded with
+            zeros. At the start of training, hidden layers compute approximately this mean.
         lengthscale: Initial value of all lengthscales; $\sqrt D$ by default.
         jitter: Jitter that is added to the diagonal of each kernel matrix, as a share of the diagonal's mean.
         seed: Seed of k-means.
@@ -166,7 +168,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def conditionals(self, num_draws: int, generator: Randomness = None) -> tuple[list[Conditional], Tensor]:
-        """Every layer's process given S draws of the previous layers' inducing values, and the KL of each draw.
+        """Every layer's process given S draws of the previous layers' values at the inducing inputs, and the KL of each
+        draw.
 
         With global inducing points, hidden layers are conditioned on their drawn values, and the last layer's values are integrated
         out. With local inducing points, the values of all layers are integrated out. If a parameter is not finite, a `ValueError`
@@ -227,7 +230,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         example_weights: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Evidence lower bound of the whole dataset from a batch of inputs [B, D], in nats, a scalar; maximize it.
+        """Evidence lower bound of the whole dataset, estimated from a batch of inputs [B, D]: a scalar in nats, to be
+        maximized.
 
         The arguments are the same as in `BayesianNetwork.elbo`.
 

@@ -33,7 +33,8 @@ class ProcessPredictive(RegressionPredictive):
 
     @property
     def outputs(self) -> Tensor:
-        """Draws of f at each input, independent between inputs given the previous layers: [S, B, O]."""
+        """One draw of f per draw of the previous layers: [S, B, O]. Given the previous layers, the values at different
+        inputs are independent."""
         generator = torch.Generator().manual_seed(self._seed)
         noise = torch.randn(self._mean.shape, generator=generator, dtype=self._mean.dtype).to(self._mean.device)
         return self._mean + self._variance.sqrt() * noise

@@ -21,8 +21,8 @@ MAX_DISTANCES_AT_ONCE = 2**24
 def choose_centers(x: Tensor, count: int, seed: int) -> Tensor:
     """Centers of k-means over the rows of x [N, D], or the rows themselves if there are at most `count`: [M, D].
 
-    The centers start at rows. Each row is chosen with a probability proportional to its squared distance from the nearest row
-    chosen before (Arthur & Vassilvitskii 2007). A center that loses all its rows does not move.
+    The centers start at some of the rows. Each row is chosen with a probability proportional to its squared distance
+    from the nearest row chosen before (Arthur & Vassilvitskii 2007). A center that loses all its rows does not move.
     """
     if len(x) <= count:
         return x.detach().clone()
@@ -62,7 +62,8 @@ def nearest_center(x: Tensor, centers: Tensor) -> Tensor:
 
 
 def around_centers(x: Tensor, targets: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean target of the rows nearest to each center, [M, O], or 0 if there are no such rows, and the number of these rows, [M]."""
+    """Mean target of the rows nearest to each center, [M, O], and the number of these rows, [M]. A center without rows
+    gets the mean 0."""
     owner = nearest_center(x, centers)
     sums = torch.zeros(len(centers), targets.shape[-1], dtype=torch.float64, device=x.device)
     sums.index_add_(0, owner, targets.double())

@@ -1,4 +1,5 @@
-"""A function-space KL and its gradient captured as a CUDA graph: one launch instead of thousands."""
+"""A function-space KL and its gradient, captured as a CUDA graph: the GPU work is started by one launch instead of
+thousands."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ class DivergenceCapture:
 
 
 def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found]:
-    """Capture a function. Functions that wait for the device are refused first, because a failed capture corrupts random states."""
+    """Capture a function. Functions that wait for the device are detected and refused before the capture, because a
+    failed capture corrupts the states of random generators."""
     leaves, form = pytree.tree_flatten(inputs)
     own_leaves = [leaf.clone() for leaf in leaves]
     own = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in given]

@@ -132,7 +132,8 @@ class Box(Context):
         return low - DEFAULT_WIDTHS * (high - low), (1 + 2 * DEFAULT_WIDTHS) * (high - low)
 
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower end and width on the inputs' device, cached because a CUDA graph cannot capture a copy to a device."""
+        """Lower end and width on the inputs' device. They are cached, because a copy to the device cannot be captured
+        in a CUDA graph."""
         key = (like.device, like.dtype)
         if key not in self._kept:
             self._kept[key] = (self.low.to(like), (self.high - self.low).to(like))

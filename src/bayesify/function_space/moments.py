@@ -22,13 +22,14 @@ MAX_POSITIONS_PER_VECTOR = 2
 def output_covariance(
     jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
 ) -> Tensor:
-    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$ for K vectors and B examples, summed over layers.
+    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$, summed over layers, where J contains the gradients of K
+    vectors at B examples.
 
     For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$. For a linear layer applied at
     several positions, and for convolutions, it is $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for a
-    few of the layer's outputs at a time. The other kinds of entries are products of the same sums. The result is
-    differentiable with respect to all arguments. Work that is split into pieces is recomputed in the backward pass, to
-    save memory.
+    few of the layer's outputs at a time. For the other kinds of covariance, the entries are products of the same sums.
+    The result is differentiable with respect to all arguments. If the work is split into pieces, intermediate results
+    are recomputed in the backward pass to save memory.
 
     The kind of the result is `"diagonal"`: variances [K, B]; `"full"`: covariances between examples, [K, B, B]; `"example"`:
     covariances between vectors, [B, K, K]; or `"joint"`: covariances between all pairs, ordered by example, then vector,
@@ -55,8 +56,8 @@ def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covarian
 
 
 def _of_dense(gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
-    """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight. This form is for small
-    weights, for weights with several uses, and for layers that no faster form covers."""
+    """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight. This function is
+    used for small weights, for weights that several layers use, and for layers that no faster function supports."""
     flat, calls = variance.flatten(), gradients.calls(name)
     if not calls:
         yield contribution(gradients.dense(name).reshape(*gradients.shape, -1), flat, kind)
@@ -109,7 +110,8 @@ def _of_linear_map(a: Tensor, g: Tensor, variance: Tensor, kind: Covariance, mem
 
 
 def _by_pairs(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
-    r"""The diagonal for few positions: $\sum_{tu} \sum_i g_{ti} g_{ui} \sum_j \sigma^2_{ij} a_{tj} a_{uj}$.
+    r"""The diagonal for a layer with few positions, as a sum over pairs of positions: $\sum_{tu} \sum_i g_{ti} g_{ui}
+    \sum_j \sigma^2_{ij} a_{tj} a_{uj}$.
 
     The inner sum is the same for all vectors, and no product is as large as the weight.
     """
@@ -151,13 +153,14 @@ def contribution(rows: Tensor, variance: Tensor, kind: Covariance) -> Tensor:
 
 
 def _pieces(size: int, bytes_each: int, memory: int) -> list[slice]:
-    """Slices of `size` entries such that a few copies of each slice, at `bytes_each` per entry, fit in the memory."""
+    """Slices that together cover `size` entries. Each slice is so small that a few copies of it, at `bytes_each` bytes
+    per entry, fit in the memory budget."""
     step = max(1, memory // max(1, 6 * bytes_each))
     return [slice(start, min(start + step, size)) for start in range(0, size, step)]
 
 
 def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """A result whose intermediate results are recomputed in the backward pass."""
+    """Compute a result, and recompute its intermediate results in the backward pass."""
     from torch.utils.checkpoint import checkpoint  # loads sympy in torch 2.6
 
     if not torch.is_grad_enabled():

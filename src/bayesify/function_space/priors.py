@@ -91,7 +91,8 @@ class Constant(FunctionPrior):
         return mean, torch.diag_embed(variance.T if kind == "full" else variance.flatten())
 
     def _on_device(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance on the outputs' device, cached because a CUDA graph cannot capture a copy to a device."""
+        """Mean and variance on the outputs' device. They are cached, because a copy to the device cannot be captured in
+        a CUDA graph."""
         key = (outputs.device, outputs.dtype)
         if key not in self._kept:
             self._kept[key] = (self.mean.to(outputs), self.variance.to(outputs))
@@ -151,12 +152,13 @@ class GaussianProcess(FunctionPrior):
 
 
 class NeuralTangent(FunctionPrior):
-    r"""The Gaussian process that a Gaussian over weights induces through the network, linearized at the means before training.
+    r"""The Gaussian process over the outputs that follows from a Gaussian over the weights, for the network linearized
+    at the weights' means before training.
 
     $$ p(f) = \mathcal{GP}\bigl(f(x; m_0),\ J_{m_0}(x) \operatorname{diag}(\sigma_0^2) J_{m_0}(x')^\top\bigr) $$
 
-    This is the paper's prior process (equations 3 and 4) for $w \sim \mathcal{N}(m_0, \sigma_0^2)$. It costs a second
-    linearization in each step.
+    This is the paper's prior process (equations 3 and 4) for $w \sim \mathcal{N}(m_0, \sigma_0^2)$. This prior needs a
+    second linearization of the network in each step.
 
     Args:
         std: Standard deviation $\sigma_0$ of all weights; by default the standard deviations of the network's own prior.

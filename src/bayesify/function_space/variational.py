@@ -58,21 +58,22 @@ class FunctionSpaceVI(Drawable, Trainable):
        - \mathrm{KL}\bigl(\tilde q(f_X) \,\|\, p(f_X)\bigr), \qquad
        \tilde q(f_X) = \mathcal{N}\bigl(f(X; m),\ J_m(X) \operatorname{diag}(s^2) J_m(X)^\top\bigr) $$
 
-    The likelihood term is a Monte Carlo estimate with the network itself, scaled to the dataset. The KL term is not
-    scaled. It is computed for the network linearized around the means m, at context inputs X that are drawn anew in
-    each step. Uncertainty grows where there are context inputs but no data. The KL is finite only if the covariance has
-    full rank. Otherwise, `"full"` and `"joint"` add a relative jitter to both covariances (see `divergence.dense_kl`).
-    Both raise an error if there are more function values than weights.
+    The likelihood term is a Monte Carlo estimate that uses the network itself, not its linearization. It is scaled from
+    the batch to the dataset. The KL term is not scaled. It is computed for the network linearized around the means m,
+    at context inputs X that are drawn anew in each step. Uncertainty grows where there are context inputs but no data.
+    The KL is finite only if the covariance has full rank. Otherwise, `"full"` and `"joint"` add a relative jitter to
+    both covariances (see `divergence.dense_kl`). Both raise an error if there are more function values than weights.
 
     Args:
         bnn: A Bayesian network with the posterior `MeanField` or `KTied`. It is trained in place, in its current mode
             (train or eval).
         prior_mean: Mean of the function values under the prior: a number, or one per output.
-        prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. If `fit`
-            estimates the noise, the default is multiplied by the square of the power of ten nearest to the targets' standard
-            deviation.
-        context: Distribution of the inputs at which functions are compared; by default a `Box()`. Its range then
-            comes from each training batch: pixels from 0 to 1 for images, otherwise the range of each feature with a margin.
+        prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. If
+            `fit` estimates the noise, this default is multiplied by $u^2$, where u is the power of ten nearest to the
+            standard deviation of the targets.
+        context: Distribution of the inputs at which functions are compared; by default a `Box()`. The default box takes
+            its range from each training batch: for images, pixels from 0 to 1; otherwise the range of each feature,
+            with a margin.
         covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
             context inputs for each output; `"joint"` also uses covariances between outputs.
         prior: A prior over functions (`GaussianProcess`, `NeuralTangent`) that replaces `prior_mean` and `prior_variance`.
@@ -129,7 +130,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         self.prior.bind(self._jacobians, means, self.bnn.prior.typical().std, self.memory)
 
     def _settle(self, args: Args, kwargs: Kwargs) -> None:
-        """Determine the last layer from the first inputs."""
+        """Find the network's last layer by running the network on the first inputs."""
         if self._settled:
             return
         runner, weights = self._jacobians.runner, self.bnn.weights
@@ -164,7 +165,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return int(torch.cuda.get_device_properties(device).total_memory) // 8 if device.type == "cuda" else 2**30
 
     def _means(self) -> dict[str, Tensor]:
-        """Means of all weights under the posterior, converted to the network's types and to the layout's units."""
+        """Posterior means of all weights, converted to the dtypes of the network and to the units of its weights."""
         means = {name: mean.unsqueeze(0) for part in self.bnn.posteriors for name, mean in part.mean().items()}
         self.bnn.layout.cast(means)
         found = {name: mean.squeeze(0) for name, mean in means.items()}
@@ -196,8 +197,8 @@ class FunctionSpaceVI(Drawable, Trainable):
             memory: Memory budget of the linearization if gradients are disabled; by default the model's budget.
 
         Returns:
-            Mean [B, O], and the variance [B, O] for `"diagonal"`, or the covariance: [O, B, B] for `"full"`, [B O, B O] for
-            `"joint"` (examples vary slowest), [B, O, O] for `"example"`.
+            The mean [B, O], and a variance or covariance: [B, O] for `"diagonal"`, [O, B, B] for `"full"`, [B O, B O]
+            for `"joint"` (ordered by example, then by output), and [B, O, O] for `"example"`.
 
         Raises:
             ValueError: If inputs are not finite or do not fit the network.
@@ -244,8 +245,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     def function_kl(self, context_inputs: Inputs) -> Tensor:
         r"""KL from the linearized variational process to the prior at given inputs: a differentiable scalar, in nats.
 
-        For `"diagonal"` it is the KL between products of marginals, for `"full"` the sum over outputs of the KL between the
-        outputs' Gaussians, and for `"joint"` the KL between the Gaussians over all points and outputs.
+        For `"diagonal"`, all function values count as independent. For `"full"`, the KL is a sum over outputs, each
+        with a joint Gaussian over the inputs. For `"joint"`, one Gaussian covers all inputs and outputs.
 
         Args:
             context_inputs: Inputs of the network.
@@ -365,7 +366,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The terms of `objective` for a batch of `fit`; in the MAP phase, the network's own terms."""
+        """The two terms of `objective` for a batch of `fit`. In the MAP phase, the terms of the network itself are used
+        instead."""
         if phase == "map":
             return self.bnn.terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=generator)
         data, kl = self.objective_terms(
@@ -392,7 +394,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         Args:
             memory: Memory budget in bytes, or a string such as `"1GiB"`; for `"linearized"`, the default is the model's budget.
             method: `"draws"` runs the network with draws of its weights. `"linearized"` uses the closed-form Gaussian over the
-                outputs of the linearized network. For Gaussian noise this is exact; for classes it averages over draws of outputs.
+                outputs of the linearized network. For Gaussian noise, the result is exact. For classes, the prediction
+                is an average over draws from this Gaussian.
             options: Further arguments of `BayesianNetwork.predict`.
 
         Raises:
@@ -461,7 +464,7 @@ def _check_network(bnn: BayesianNetwork) -> None:
 
 
 def _check_trainable(bnn: BayesianNetwork) -> None:
-    """Raise `ValueError` for a layer under the posterior that torch cannot differentiate twice."""
+    """Raise `ValueError` if a layer with a posterior cannot be differentiated twice by torch."""
     for name in bnn.weights:
         if isinstance(owner_of(bnn.network, name)[0], nn.EmbeddingBag):
             raise ValueError(

@@ -1,4 +1,5 @@
-"""Inputs of the linear map at the end of a network, which suffice for the derivatives with respect to the map's weights."""
+"""Inputs of the last linear layer of a network. The derivatives with respect to this layer's weights follow from these
+inputs alone."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ class Features:
         return values
 
     def class_order(self, axis: int) -> Tensor | None:
-        """For each position of the outputs, the position of the layer, if the rows of W are the classes: [T].
+        """If the rows of W are the classes: for each position of the outputs, the position of the layer to which it
+        belongs, [T].
 
         The classes lie along `axis` of the outputs. The result is `None` if they are not the rows of W in the same order.
         """
@@ -103,7 +105,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _same_numbers(made: Tensor, outputs: Tensor) -> bool:
-    """Whether two tensors of the same dtype share their memory, example by example."""
+    """Whether two tensors of the same dtype occupy the same memory for each example."""
     if made.dtype != outputs.dtype or made.numel() != outputs.numel() or outputs.is_conj() or outputs.is_neg():
         return False
     if made.untyped_storage().data_ptr() != outputs.untyped_storage().data_ptr():

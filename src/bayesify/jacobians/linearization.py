@@ -1,4 +1,4 @@
-"""A network as a linear function of chosen weights around their values, one batch at a time."""
+"""Linearization of a network around the current values of chosen weights, one batch at a time."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ class Jacobians:
     Linear maps, convolutions, embeddings and normalization layers have rules: one pass records the inputs of such a layer, and
     its derivatives follow from these inputs and the gradients of its outputs. Each rule is compared with automatic
     differentiation, on the first batch of one example and on the first batch of several examples. A rule does not agree if the
-    layer is called in an unusual way, if its weight is also used elsewhere, or if examples are not on the first axis. Weights
-    without a rule that agrees are differentiated example by example. If a layer sees only some examples of a batch, its
-    weights are also differentiated example by example for that batch.
+    layer is called in an unusual way, if its weight is also used elsewhere, or if examples are not on the first axis.
+    Weights for which no rule agrees are differentiated example by example. If a layer sees only some examples of a
+    batch, its weights are also differentiated example by example for that batch.
 
     Args:
         runner: The network.
@@ -115,7 +115,8 @@ class Jacobians:
 
     @contextmanager
     def held(self) -> Iterator[Jacobians]:
-        """The same Jacobians over one private copy of the network. Without this context, each pass makes its own copy."""
+        """The same Jacobians, with one private copy of the network that all passes in this context share. Without this
+        context, each pass makes its own copy."""
         with self.runner.alone() as alone:
             held = copy.copy(self)
             held.runner = alone
@@ -146,7 +147,8 @@ class Jacobians:
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
     def _known_uses(self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
-        """The valid rules, found with the first batch of one example and the first batch of several examples."""
+        """The rules that passed the comparison with automatic differentiation, on the first batch of one example and on
+        the first batch of several examples."""
         # One example does not show whether the network reorders or mixes examples.
         several = batch_size(args, kwargs) > 1
         if several not in self._certified:
@@ -156,8 +158,8 @@ class Jacobians:
     def _known_end(self, args: Args, kwargs: Kwargs, alone: Tensor | None = None) -> Uses:
         """The valid rules for a layer whose outputs are the network's outputs.
 
-        One order of the examples is enough for the comparison. A second order would only reveal a network that sorts its examples,
-        and the outputs of such a network are not the layer's outputs.
+        The comparison uses the examples in one order only. A second order would only reveal a network that sorts its
+        examples, and the outputs of such a network are not the layer's outputs.
         """
         several = batch_size(args, kwargs) > 1
         if several not in self._certified and several not in self._ending:
@@ -209,7 +211,8 @@ class Jacobians:
         return self._call({}, args, kwargs, twice=False)(self.runner).detach()
 
     def push(self, args: Args, kwargs: Kwargs, offsets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        r"""Outputs [B, ...] of a batch and their changes $J_b v_s$, [S, B, ...], along S directions, [S, *shape] per weight.
+        r"""Outputs [B, ...] of a batch and their derivatives $J_b v_s$, [S, B, ...], along S directions v. Each
+        direction has a tensor per weight: [S, *shape].
 
         Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and about three
         passes otherwise. The cost does not depend on the number of outputs.
@@ -226,7 +229,8 @@ class Jacobians:
         return outputs[0], changes
 
     def pull(self, args: Args, kwargs: Kwargs, vectors: Tensor) -> dict[str, Tensor]:
-        r"""$\sum_b v_{sb}^\top J_b$ for vectors [S, B, ...] in the shape of the outputs: [S, *shape] by name.
+        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors, [S, B, ...], which have the shape of the outputs. The
+        result maps weight names to tensors [S, *shape].
 
         Each vector takes one backward pass. Gradients of single examples are not computed.
         """
@@ -244,7 +248,8 @@ class Jacobians:
         return {name: self.value(name, {}).detach() for name in self.names}
 
     def _together(self, what: str, function: Callable[[Any], Any], values: Any) -> Any:
-        """Stacked results of a function for all entries of the first axis, by `vmap`, or by a loop if `vmap` refuses or is slow."""
+        """Apply a function to all entries of the first axis, and stack the results. `vmap` runs all entries together; a
+        loop is used if `vmap` fails or is slow."""
         vmaps, count = self.runner.decisions().vmaps, len(pytree.tree_leaves(values)[0])
         if count > 1 and what not in vmaps.refused:
             try:
@@ -272,7 +277,8 @@ class Jacobians:
     def _call(
         self, values: Mapping[str, Tensor], args: Args, kwargs: Kwargs, *, twice: bool = True
     ) -> Callable[[Runner], Tensor]:
-        """Function that runs a network: with its own kernels or, if `twice` is true, with kernels that have two derivatives."""
+        """A function that runs the network. If `twice` is true, it replaces some kernels by kernels that can be
+        differentiated twice."""
 
         def call(runner: Runner) -> Tensor:
             kernels = twice_differentiable(runner.network) if twice else nullcontext()
@@ -388,7 +394,8 @@ class Linearization:
 
     @property
     def direct(self) -> bool:
-        """Whether the chosen weights belong to the network's last layer, so that vectors reach them without a backward pass."""
+        """Whether the chosen weights belong to the network's last layer. Gradients at the outputs are then gradients at
+        this layer, without a backward pass."""
         return self.passed.direct and not self.general
 
     def uses(self, name: str) -> Sequence[Use]:

@@ -279,7 +279,8 @@ def rule_for(module: nn.Module) -> Rule | None:
 
 
 def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Inputs [B, T, d_in] (with a column of ones for a bias) of one call of a linear map, and its gradients [K, B, T, d_out]."""
+    """For one call of a linear map: the inputs [B, T, d_in], with a column of ones if there is a bias, and the
+    gradients [K, B, T, d_out]."""
     factors = rule.factors(kept.detach(), g.detach())
     assert factors is not None
     return with_ones(factors[0], layer), factors[1]
@@ -314,6 +315,7 @@ def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
 
 
 def chunk_entries(total: int, size: int) -> list[slice]:
-    """Slices of `total` entries; each slice has at most `MAX_GATHERED_PRODUCTS` products, if an entry has `size` products."""
+    """Slices that together cover `total` entries. With `size` products per entry, each slice has at most
+    `MAX_GATHERED_PRODUCTS` products."""
     step = max(1, MAX_GATHERED_PRODUCTS // max(1, size))
     return [slice(start, start + step) for start in range(0, total, step)]

@@ -3,7 +3,8 @@
 Torch writes the derivative of a convolution's gradient as a convolution with a kernel as large as the image, which is slow on
 a GPU. Here the gradient with respect to the input is itself a transposed convolution, whose derivatives have fast kernels. On a
 CPU, a convolution with the flipped kernel computes this gradient in about half the time of the backward kernel. Batch
-normalization with running statistics is a product and a sum here; torch's gradient of it takes many operations.
+normalization with running statistics is computed here as a product and a sum, because differentiating torch's own
+gradient takes many operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One pass of a network that keeps the inputs of its layers, and the gradients at their outputs."""
+"""One pass of a network that records the inputs of its layers and computes the gradients at their outputs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ class Trace:
         return [application.output for application in self.applications]
 
     def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
-        """The layers' gradients, given one tensor of gradients [K, B, ...] per tap, or `None` if the tap has no effect."""
+        """The gradients at the layers, made from one tensor [K, B, ...] per tap; an entry is `None` if the tap does not
+        affect the outputs."""
         pairs = zip(self.applications, grads, strict=True)
         return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
@@ -78,7 +79,8 @@ class Trace:
             self.layers.pulls = False
 
     def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
-        """One vector [B, ...] pulled back to the layers and, by automatic differentiation in the same pass, to whole weights."""
+        """Propagate one vector [B, ...] back to the layers' outputs. The same backward pass also differentiates with
+        respect to whole weights."""
         taps = self.taps
         grads: Sequence[Tensor | None] = [None] * (len(taps) + len(weights))
         if self.outputs.requires_grad:
@@ -151,8 +153,8 @@ class Pulled:
     def sum_of_squares(self, uses: Sequence[Use], size: int, memory: int, index: Tensor | None = None) -> Tensor | None:
         """Squares of the gradients in `dense`, or in `columns` if `index` is given, summed over vectors and examples.
 
-        A linear map that sees each example once needs one product of squares. For other layers, gradients are materialized for as
-        many examples at a time as fit into `memory` bytes.
+        For a linear map that is applied once per example, one product of squared inputs and squared gradients suffices.
+        For other layers, gradients are materialized for as many examples at a time as fit into `memory` bytes.
         """
         calls = self.of(uses)
         if not calls:

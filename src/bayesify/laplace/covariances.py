@@ -1,4 +1,5 @@
-"""Gaussians over chosen weights, made from a curvature and a prior precision, and the products that predictions need."""
+"""Gaussians over chosen weights, made from a curvature and a prior precision. They compute the covariance products that
+predictions need."""
 
 from __future__ import annotations
 
@@ -41,11 +42,12 @@ class WeightCovariance(ABC):
 
     @property
     def held(self) -> int:
-        """Number of Jacobian entries that are held at once for each function value."""
+        """Number of Jacobian entries per function value that are in memory at the same time."""
         return max(self.subset.count(name) for name in self.subset.names)
 
     def rescaled(self, factor: float) -> Self:
-        """The same curvature with another factor on the prior precisions. Eigenvectors that are already computed are kept."""
+        """The same curvature with another factor on the prior precisions. Eigenvectors that were already computed are
+        used again."""
         other = copy.copy(self)
         other.factor = factor
         for name in ("_factor", "_whitening"):
@@ -247,8 +249,8 @@ def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]
     """Eigenvalues [S] and eigenvectors [S, S] of a matrix whose rank is at most R, in O(S^2 R) operations.
 
     Products with R random vectors span the range of the matrix (Halko et al. 2011). A QR decomposition completes the
-    basis with vectors of eigenvalue 0. Up to rounding and the order of eigenvalues, the results equal the results of
-    `stable_eigh`.
+    basis with vectors of eigenvalue 0. The results equal those of `stable_eigh`, except for rounding errors and the
+    order of the eigenvalues.
     """
     wide = widened(matrix)
     generator = torch.Generator(matrix.device).manual_seed(0)
@@ -264,8 +266,8 @@ class MarginalCovariance(FullCovariance):
     r"""$[(H + c\delta)^{-1}]_{SS}$, the block of a subset S in the covariance over all weights (Daxberger et al. 2021,
     eq. 11).
 
-    Its evidence is the evidence of the whole model. The curvature H and the prior $\delta$ cover the weights `curved`,
-    which include the subset.
+    The evidence is computed from the covariance over all weights, not only over the subset. The curvature H and the
+    prior $\delta$ cover the weights `curved`, which include the subset.
     """
 
     def __init__(self, subset: Subset, curved: Subset, curvature: Tensor, prior: Tensor) -> None:
@@ -404,8 +406,9 @@ class KroneckerCovariance(WeightCovariance):
         return total[0] if factors is None else total
 
     def _last_layer(self, a: Tensor, factors: list[float] | None) -> tuple[Tensor, Tensor | None, list[Tensor]]:
-        """Inputs of the last layer in the eigenbasis of A, the eigenvectors of G, and for each factor the variances of
-        `[W b]` in both bases. For a layer of independent weights, the eigenbasis is the identity."""
+        """Three results: the inputs of the last layer in the eigenbasis of A, the eigenvectors of G, and, for each
+        factor, the variances of `[W b]` in both eigenbases. For a layer of independent weights, the eigenbasis is the
+        identity."""
         chosen = factors or [self.factor]
         if self.blocks:
             _, out_vectors, in_vectors = self._eigen[0]
@@ -455,7 +458,8 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def keep_eigenvectors(self, device: torch.device) -> Self:
-        """This object without the Kronecker factors, which are first diagonalized on `device`.
+        """This object with the eigenvectors instead of the Kronecker factors. The eigenvectors are computed on
+        `device`.
 
         The result takes half the memory and cannot be saved. The eigenvectors stay on the device of the factors. If
         these factors are on the CPU of a machine with a GPU, the eigenvectors are in pinned memory.

@@ -45,9 +45,10 @@ def first_batch(loader: Iterable[Any]) -> Any:
 class OutputCurvature:
     """The curvature $H_n$ of the loss with respect to an example's outputs, as vectors whose outer products sum to $H_n$.
 
-    `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods. `"empirical"`
-    is the outer product of the gradient at the observed target with itself. With `num_samples`, that many random vectors
-    per example replace the exact vectors, one per output. The expectation of their outer products is the Fisher matrix.
+    `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
+    `"empirical"` is $g g^\top$, where g is the gradient at the observed target. With `num_samples`, that many random
+    vectors per example replace the exact vectors, one per output. The expectation of their outer products is the Fisher
+    matrix.
     """
 
     likelihood: Likelihood
@@ -161,7 +162,8 @@ def sum_over_processes(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Examples:
-    """Data of a fit. Iteration yields all batches on the device, without examples of weight 0."""
+    """The data to which an approximation is fitted. Iteration yields all batches on the device, without examples of
+    weight 0."""
 
     loader: Iterable[Any]
     reader: BatchReader | None
@@ -210,7 +212,7 @@ class Pieces:
         self.close(data)
 
     def features(self) -> Iterator[tuple[Features, Batch]]:
-        """The same pass with the inputs of the network's last layer instead of derivatives.
+        """The same pass, but it yields the inputs of the network's last layer instead of derivatives.
 
         Raises `FeaturesEnd` if the network's outputs are not the layer's outputs in some batch of any process.
         """
@@ -287,7 +289,8 @@ def show_progress(
 
 
 class FeaturesEnd(Exception):
-    """The network's outputs are not the outputs of its last layer, so derivatives have to be computed."""
+    """Raised if the network's outputs are not the outputs of its last layer, so that derivatives have to be
+    computed."""
 
 
 def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
@@ -348,11 +351,11 @@ def _add_squares(
 def kronecker_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
     r"""Kronecker-factored curvature $A \otimes G$ of linear maps and convolutions, and the diagonal for all other weights.
 
-    $A = \frac{1}{N T} \sum_{n,t} \omega_n a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} \omega_n g_{ntk} g_{ntk}^\top$ over
-    examples n of weight $\omega_n$ with $N = \sum_n \omega_n$, the positions t at which a layer is applied, and the vectors k of
-    $H_n$ (Martens & Grosse 2015; Grosse & Martens 2016). The curvature is exact for one example and one position. A
-    layer that does not see every example of every batch (because of routing or masks) gets the diagonal, which takes a
-    second pass over the data.
+    $A = \frac{1}{N T} \sum_{n,t} \omega_n a_{nt} a_{nt}^\top$ and $G = \sum_{n,t,k} \omega_n g_{ntk} g_{ntk}^\top$.
+    Here n runs over the examples, which have weights $\omega_n$ with $N = \sum_n \omega_n$; t runs over the positions
+    at which the layer is applied; and k runs over the vectors of $H_n$ (Martens & Grosse 2015; Grosse & Martens 2016).
+    The curvature is exact for one example and one position. A layer that does not see every example of every batch
+    (because of routing or masks) gets the diagonal, which takes a second pass over the data.
 
     Returns:
         For each linear map and each convolution without groups: `inputs/<layer>`, which is A over $[W\ b]$, and

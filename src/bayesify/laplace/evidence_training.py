@@ -34,7 +34,8 @@ parameters."""
 
 
 class LayerwiseGaussian(Prior):
-    r"""$p(w) = \mathcal{N}(0, 1 / \delta_w)$ with a precision for each weight, which may change between calls of `fit`."""
+    r"""Gaussian prior $p(w) = \mathcal{N}(0, 1 / \delta_w)$ with one precision per weight tensor. The precisions may
+    change between calls of `fit`."""
 
     name = "layerwise_gaussian"
 
@@ -72,7 +73,8 @@ class EvidenceTraining:
         return Laplace(around, likelihood, "all", self.covariance, dict(self.precisions), memory=self.memory)
 
     def update(self, laplace: Laplace) -> None:
-        """Increase the evidence of a fitted approximation by new precisions and, if none was given, a new noise variance."""
+        """Set new precisions that increase the evidence of a fitted approximation. Also set a new noise variance,
+        unless the user gave one."""
         noise = maximize_evidence(laplace, self.precisions)
         if self.given is None and isinstance(self.bnn.likelihood, Gaussian):
             self.bnn.likelihood.set_noise(noise)
@@ -95,7 +97,8 @@ def fit_with_evidence(
 ) -> Laplace:
     r"""Train a network and meanwhile choose one prior precision per layer by the Laplace evidence, without validation data.
 
-    Every few epochs, a Laplace approximation around the current weights gives the evidence. The precisions maximize it:
+    Every few epochs, a Laplace approximation around the current weights gives the evidence. The precisions are then
+    updated to maximize this evidence:
 
     $$ \delta_l = \frac{\gamma_l}{\|w_l\|^2}, \qquad \gamma_l = P_l - \delta_l \operatorname{tr} \Sigma_{ll} $$
 
@@ -114,8 +117,8 @@ def fit_with_evidence(
         likelihood: The likelihood p(y | outputs), or its name.
         loader: Iterable of batches as for `bayesify.fit`, without random augmentation.
         epochs: Number of training passes over the data. Each curvature takes one more pass.
-        every: Number of epochs between two updates of the precisions. There is no update after the last epoch, except if
-            `epochs` is at most `every`, so that there is at least one update.
+        every: Number of epochs between two updates of the precisions. There is no update after the last epoch. The only
+            exception: if `epochs` is at most `every`, there is one update.
         covariance: Structure of the Laplace approximation; see `Laplace`.
         learning_rate: Learning rate of Adam.
         seed: Seed of the training run.

@@ -43,7 +43,7 @@ def laplace_around(
     memory: int | str = "1GiB",
     most: int | None = None,
 ) -> Laplace:
-    """The posterior around a trained network, in evaluation mode. `prior` is bound to the network here.
+    """The posterior around a trained network, in evaluation mode. The function binds `prior` to the network.
 
     If there are more than `most` weights, the covariance over all weights is Kronecker-factored. By default, `most` is
     the largest number of weights whose full covariance fits into memory.

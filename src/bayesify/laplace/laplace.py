@@ -183,24 +183,24 @@ class Laplace(Drawable):
             the inverse mean square of each layer's weights. The default is `default_precision`, which `fit` adapts to
             the data; the documentation page on Laplace gives the rules. If `fit` estimates the noise variance, the
             precision of the last layer is divided by the targets' variance, so that predictions scale with the unit of
-            the targets. For `"sampled"`, the default is a multiple of the diagonal of the curvature, and the evidence
-            determines the multiple in `fit`.
+            the targets. For `"sampled"`, the default is a multiple of the diagonal of the curvature; `fit` chooses the
+            multiple that maximizes the evidence.
         link: Approximation of the expected class probabilities: `"mc"`, `"probit"` or `"bridge"`; see `GaussianClassPredictive`.
             With a full covariance over one layer of a network with several layers, the default is `"probit"`; otherwise
-            it is `"mc"`. With a full covariance over all weights, `fit` changes the default to `"probit"` if this
+            it is `"mc"`. With a full covariance over all weights, `fit` changes the default to `"probit"` if `"probit"`
             predicts left-out training rows better.
         temperature: Factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         num_samples: Number K of random vectors per example that replace the matrix $H_n$ of the example's outputs. The
             resulting curvature is unbiased. The relative error of a diagonal curvature is $\sqrt{2 / (N K)}$; Kronecker
             factors of one layer have a larger error. By default the curvature is exact for up to `MAX_EXACT_OUTPUTS`
-            outputs and for the network's last layer. Otherwise the curvature uses `NUM_CURVATURE_SAMPLES` vectors, and
-            predictions in closed form use `NUM_DIRECTIONS` draws, so that the predicted standard deviations have a
-            relative error of one eighth. `"exact"` uses a backward pass for each output.
+            outputs and for the network's last layer. Otherwise the curvature uses `NUM_CURVATURE_SAMPLES` vectors.
+            Predictions in closed form then use `NUM_DIRECTIONS` draws, so their standard deviations have a relative
+            error of one eighth. `"exact"` uses a backward pass for each output.
         seed: Seed of the random vectors and draws.
-        marginal: Whether the subset's covariance is the block $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights
-            (equation 11) instead of the inverse of the block $H_{SS} + \lambda I$. The network must be small enough for the whole
-            matrix.
+        marginal: Whether to use the block $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights (equation
+            11). Otherwise the covariance is the inverse of the block $H_{SS} + \lambda I$. The network must be small
+            enough for the whole matrix.
         memory: Memory budget for curvature, factors and Jacobians, such as `"1GiB"`, or a number of bytes.
         output: Name or index of the output that the likelihood describes, if the network has several outputs; see `bayesianize`.
 
@@ -382,8 +382,8 @@ class Laplace(Drawable):
         return subset.size == Subset.trained(self.network, self.weights).size
 
     def _whole_rows(self, examples: Examples, count: int) -> list[Batch]:
-        """About `count` rows from all parts of the data. Empty if an example weight is below 1, because a part of a row
-        cannot be left out."""
+        """About `count` rows from all parts of the data. The result is empty if some row has an example weight below 1,
+        because such a row is less than one example and cannot be left out."""
         batches = [batch.weighed() for batch in examples.all_over(count)]
         parts = torch.tensor([float((batch.counts < 1).any()) for batch in batches if len(batch)], dtype=torch.float64)
         if float(sum_over_processes(parts.sum())) > 0:
@@ -717,8 +717,8 @@ class Laplace(Drawable):
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
         """The default precision, converted to the unit of the targets. The default of the last layer assumes outputs of
-        variance 1. Weights without a number of inputs, such as embeddings, keep their precision, because it follows
-        from their own size, which already reflects the unit."""
+        variance 1. Weights that have no number of inputs, such as embeddings, keep their precision. It is computed from
+        the size of the weights themselves, which already reflects the unit of the targets."""
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
         factor = gain / variance if gain else 1.0
@@ -866,7 +866,8 @@ class Laplace(Drawable):
         return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
-        """Derivatives with respect to some weights. They are cached, because their first batch is checked against autograd."""
+        """Derivatives with respect to some weights. They are cached, because the first batch of each new object is
+        compared with autograd."""
         chosen = tuple(names)
         known = self._derivatives.get(chosen) or Jacobians(self._runner, chosen, output=self.output)
         self._derivatives = {chosen: known}
@@ -905,11 +906,11 @@ class Laplace(Drawable):
         self._rescale(bearable[0] if bearable else factors[-1])
 
     def _leave_labels_out(self, examples: Examples) -> None:
-        """For classes, change the precision of all weights if this predicts left-out training rows better.
+        """For classes, change the precision of all weights if the new precision predicts left-out training rows better.
 
-        The same rows choose the link if none was given. The link becomes `"probit"` only if it is better by more than
-        `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is overconfident on new rows. Left-out rows
-        show it, because their own effect on the network is removed (see `leave_out`).
+        If no link was given, the same rows also decide which link to use. The link becomes `"probit"` only if it is
+        better by more than `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is overconfident on new
+        rows. Left-out rows show it, because their own effect on the network is removed (see `leave_out`).
         """
         subset, posterior = self.fitted()
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
@@ -938,7 +939,8 @@ class Laplace(Drawable):
         self._rescale(leave_one_out.nearest_good(factors, densities[int(better)].tolist(), posterior.factor))
 
     def _training_losses(self, batches: Sequence[Batch], factors: list[float]) -> list[float]:
-        """For each factor on the precision, the loss of training rows, in nats, minus the loss of the network alone."""
+        """For each factor on the precision: the loss on training rows with the posterior, minus the loss of the network
+        alone, in nats."""
         count, seed = total_count(batches), draw_seed(torch.Generator().manual_seed(0), 2**31)
         densities = self._densities(batches, [*factors, precisions.POINT_FACTOR], seed)
         sums = [count, *(count * value for value in densities)]
@@ -1003,7 +1005,7 @@ class Laplace(Drawable):
             num_draws: Number of draws for the two Monte Carlo methods; 32 by default.
             memory: Budget for Jacobians and stored outputs; by default the budget of this object.
             split_batch: Whether the batch may be split; see `BayesianNetwork.predict`. `False` works only with
-                `"network_mc"`, because rows of the linearized network do not depend on each other.
+                `"network_mc"`. In the linearized network, rows do not depend on each other, so a split changes nothing.
         """
         budget = self.memory if memory is None else parse_bytes(memory)
         count = num_draws or DEFAULT_NUM_DRAWS
@@ -1151,8 +1153,8 @@ class Laplace(Drawable):
 
     @checked
     def set_prior_factor(self, factor: Positive) -> None:
-        """Set the common factor on the given prior precisions. The curvature does not change, and a second `fit` keeps
-        the precision."""
+        """Set the common factor on the given prior precisions. The curvature does not change. A second `fit` does not
+        change the precision either."""
         self._rescale(factor)
         self._default = False
 
@@ -1179,7 +1181,8 @@ class Laplace(Drawable):
         The search tries a logarithmic grid, then a finer grid between the neighbors of the best value (Daxberger et al. 2021,
         appendix C.3). The default grid is extended while its best value is at an end; a grid that you give is not extended. If the
         best value is still at an end, a warning says so. The curvature is diagonalized once for all values, but a full
-        covariance over more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized for each value. The best is kept.
+        covariance over more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized for each value. The best value stays
+        set after the call.
 
         Args:
             loader: Validation data, for `method="validation"`.
@@ -1288,7 +1291,8 @@ class Laplace(Drawable):
         return total / total_count(batches)
 
     def _shared_noise(self, what: str) -> Gaussian:
-        """The likelihood; raises `ValueError` for the caller `what` if it is not Gaussian with one shared variance."""
+        """The likelihood, which must be Gaussian with one shared variance. Otherwise a `ValueError` is raised, which
+        names the caller `what`."""
         if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
             raise ValueError(f"{what} needs a Gaussian likelihood with the same noise variance for all outputs")
         return self.likelihood

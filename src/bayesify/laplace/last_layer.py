@@ -25,8 +25,8 @@ def layer_of(subset: Subset) -> Layer | None:
 
 @dataclass(frozen=True)
 class Piece:
-    r"""For N positions, the inputs of the layer, and $H = \operatorname{diag}(h) - \sum_r q_r q_r^\top$ over its
-    outputs.
+    r"""Data of the last layer at N positions: the inputs of the layer, and the curvature $H = \operatorname{diag}(h) -
+    \sum_r q_r q_r^\top$ over its outputs.
 
     h is in float64 if the device supports it, because h and q q^T nearly cancel for confident predictions.
     """

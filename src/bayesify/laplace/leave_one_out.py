@@ -1,9 +1,10 @@
-r"""Noise and prior precision of a regression, chosen by the density of left-out training rows, without a new fit.
+r"""Choice of the noise and prior precision of a regression. Training rows are predicted as if they had been left out,
+without fitting the network again.
 
-The network is treated as a linear model with eigenvalues s of $J^\top J$, weights w and residuals e, in the eigenbasis
-of its curvature and whitened by the prior. A ridge regression with penalty t has the leverages
-$h_n(t) = J_n (J^\top J + t I)^{-1} J_n^\top$. A posterior with noise $\sigma^2$ and factor c on the prior precisions
-has $t = c \sigma^2$.
+The network is treated as a linear model, whitened by the prior and written in the eigenbasis of its curvature. It has
+eigenvalues s of $J^\top J$, weights w and residuals e. A ridge regression with penalty t has the leverages $h_n(t) =
+J_n (J^\top J + t I)^{-1} J_n^\top$. A posterior with noise $\sigma^2$ and factor c on the prior precisions has $t = c
+\sigma^2$.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def _turned(matrices: Tensor, vectors: Tensor) -> Tensor:
 def leave_out(
     likelihood: Likelihood, outputs: Tensor, y: Tensor, spreads: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    r"""Means and covariances of the outputs of each row as if the row had been left out, to first order.
+    r"""Means and covariances of each row's outputs, to first order, as if this row had been left out.
 
     Let g be the gradient of a row's log-likelihood with respect to the row's outputs, H the Fisher matrix of these
     outputs, and C the covariance of the outputs under the posterior of all rows. If the row is left out, its outputs
@@ -186,6 +187,7 @@ def leave_out(
 
 
 def nearest_good(factors: Sequence[float], densities: Sequence[float], default: float) -> float:
-    """Of all factors whose density is within `MAX_DENSITY_LOSS` of the largest density, the factor nearest to a default."""
+    """The factor nearest to a default, among all factors whose density is within `MAX_DENSITY_LOSS` of the largest
+    density."""
     good = [factor for factor, own in zip(factors, densities, strict=True) if own >= max(densities) - MAX_DENSITY_LOSS]
     return min(good, key=lambda factor: abs(math.log(factor / default)))

@@ -76,7 +76,8 @@ class LinearizedNetwork:
         return self.jacobians.feature_cost(*checked_inputs(x)) if self.may_have_features else None
 
     def over(self, x: Any, budget: int, use: Callable[[Tensor, Features | Gradients], Found]) -> list[Found]:
-        """Results of a function that takes outputs and their features or gradients, piece by piece within a budget of bytes."""
+        """Apply a function to the outputs and to their features or gradients. The batch is processed in pieces that fit
+        into a budget of bytes; there is one result per piece."""
         args, kwargs = checked_inputs(x)
         if batch_size(args, kwargs) == 0:
             raise ValueError("predict: the batch is empty; give at least one example")
@@ -155,7 +156,8 @@ class LinearizedNetwork:
             yield mean, [LowRank((one / math.sqrt(len(one))).permute(1, 2, 0)) for one in flat]  # [B P, K, n]
 
     def pushed(self, x: Any, budget: int, offsets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """Outputs [B, ...], and their changes [S, B, ...] for each of several sets of offsets [S, n] of the chosen weights."""
+        """Outputs [B, ...], and their changes [S, B, ...] if the chosen weights move by offsets [S, n]. There is one
+        tensor of changes for each given set of offsets."""
         args, kwargs = checked_inputs(x)
         rows = max(1, int(budget // (4 * self.jacobians.cost(args, kwargs).activations)))
         # number of draws that are on the device at a time

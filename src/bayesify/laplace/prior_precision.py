@@ -81,12 +81,12 @@ def _depth(weights: Mapping[str, Weight], chosen: Iterable[str]) -> int:
 def default_precision(
     weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
 ) -> dict[str, float]:
-    """The precision of `priors.Neal()`, which is a layer's number of inputs, times `FACTOR_PER_LAYER` for each chosen
-    linear map.
+    """The default is the precision of `priors.Neal()`, which is a layer's number of inputs. It is multiplied by
+    `FACTOR_PER_LAYER` times the number of chosen linear maps.
 
-    A full covariance over several maps has no such factor. Embeddings and custom parameters, such as positions, have no
-    inputs to count. Their precision is the inverse mean square of their values. Normalization layers get 1, because
-    their scales are about 1.
+    If the covariance is full and covers several maps, the precision is not multiplied. Embeddings and custom
+    parameters, such as position encodings, have no number of inputs. Their precision is the inverse mean square of
+    their values. Normalization layers get 1, because their scales are about 1.
     """
     names, layers = tuple(chosen), group_layers(weights.values())
     narrowed = covariance != "full" or stands_alone(weights, names)
@@ -100,7 +100,8 @@ def default_precision(
 
 
 def isotropic(precision: Mapping[str, float], weights: Mapping[str, Weight]) -> dict[str, float]:
-    """Precisions with one value for all linear maps. This value keeps the mean prior variance of their weights."""
+    """Precisions with one value for all linear maps. This value gives the same mean prior variance of their weights as
+    before."""
     inputs = [weight for weight in weights.values() if weight.fan_in]
     variance = sum(weight.numel / precision[weight.name] for weight in inputs)
     shared = sum(weight.numel for weight in inputs) / variance if inputs else 1.0

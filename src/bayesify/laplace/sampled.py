@@ -81,7 +81,7 @@ class Sampled:
     r"""Options of `Laplace(covariance=Sampled(...))`, which stores draws of all weights. `"sampled"` means the default
     options.
 
-    For each draw, conjugate gradients take about four passes over the chosen examples per iteration. The minibatch
+    With conjugate gradients, each iteration of a draw takes about four passes over the chosen examples. The minibatch
     solver takes, for each draw, one pass over all data and about four passes over `steps` minibatches. Neither cost
     depends on the number of outputs.
 
@@ -90,22 +90,23 @@ class Sampled:
             $\sqrt{2 / n}$.
         iterations: Largest number of iterations of conjugate gradients for each draw.
         at_once: Number of draws that are solved at a time. The default is 4, or 1 if there are more than
-            `MAX_WEIGHTS_SOLVED_TOGETHER` weights. If draws are solved one at a time, a GPU holds two copies of the
-            weights for conjugate gradients, and two and a half for the minibatch solver. Everything else stays in the
-            memory of the CPU.
+            `MAX_WEIGHTS_SOLVED_TOGETHER` weights. If draws are solved one at a time, the GPU's memory contains two
+            copies of the weights with conjugate gradients, and two and a half copies with the minibatch solver.
+            Everything else stays in the memory of the CPU.
         tolerance: Relative error at which conjugate gradients end early. It is the norm of a draw's error divided by
             the norm of the draw. Both norms measure effects on the outputs of the examples.
-        settle: Whether to first raise the prior precision, and then scale the covariance down, until the mean log
-            predictive density of training rows is at most 0.005 nats below the network's own. This is done for
-            classification only, and only if `fit` finds the prior precision. The evidence alone often prefers such a
-            wide prior that the linearization no longer holds.
-        solver: `"conjugate_gradients"` or `"minibatch"`. The latter is stochastic gradient descent with Nesterov's
-            momentum and a learning rate that falls to zero in the second half. `"auto"` means conjugate gradients.
+        settle: Whether to raise the prior precision, and then scale the covariance down, until training rows are
+            predicted well enough. Their mean log predictive density may be at most 0.005 nats below that of the network
+            itself. This is done for classification only, and only if `fit` finds the prior precision. The evidence
+            alone often prefers a prior that is too wide for the linearization to be accurate.
+        solver: `"conjugate_gradients"` or `"minibatch"`. `"minibatch"` is stochastic gradient descent with Nesterov's
+            momentum. Its learning rate falls to zero in the second half of the steps. `"auto"` means conjugate
+            gradients.
         steps: Number of steps of the minibatch solver for each draw.
         batch: Largest number of examples in a step of the minibatch solver. Larger batches of the loader are split.
         examples: Largest number of examples for conjugate gradients. If there are more data, this many examples are
             sampled to represent all data; see `choose_examples`. With K examples, O outputs and $\gamma$ effective
-            parameters, the draws are too wide by a relative error of about $\gamma / (3 K O)$.
+            parameters, the draws are too wide; the relative error is about $\gamma / (3 K O)$.
     """
 
     num_draws: Count = 16
@@ -138,8 +139,8 @@ class Sampled:
     def count_bytes(self, size: int, dtype: torch.dtype) -> int:
         """Memory, in bytes, that draws of `size` weights take.
 
-        There is one copy of the weights per draw, six more copies for each draw that is being solved, and two copies
-        for all draws together. If the draws stay on the CPU, three copies are counted.
+        The count includes one copy of the weights per draw, six more copies for each draw that is being solved, and two
+        copies that all draws share. If the draws are in CPU memory, only three copies are counted.
         """
         copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8
@@ -206,7 +207,7 @@ class SampledCovariance(WeightCovariance):
         self.draws, self.factor, self.narrowed = draws, factor, narrowed
 
     def diagonalize(self) -> bool:
-        """Always `False`, because draws belong to one prior precision."""
+        """Always `False`, because the draws are valid for one prior precision only."""
         return False
 
     def rescaled(self, factor: float) -> Self:
@@ -242,8 +243,8 @@ class SampledCovariance(WeightCovariance):
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
         """A random choice of the stored draws.
 
-        If more draws are requested than are stored, the result consists of random sums of the stored draws with the
-        same covariance.
+        If more draws are requested than are stored, the result consists of random linear combinations of the stored
+        draws, which have the same covariance.
         """
         count = len(self.draws)
         if num_draws <= count:
@@ -305,7 +306,8 @@ class OutputHessian:
 
 
 def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
-    r"""About `count` examples that represent all data, with weights that make sums over the data unbiased.
+    r"""About `count` examples that represent all data. They have weights with which sums over them are unbiased
+    estimates of sums over all data.
 
     Example n is kept with the probability $\pi_n = \min\big(1, \frac{K}{2} (\frac{\omega_n}{\sum \omega} +
     \frac{t_n}{\sum t})\big)$ with its weight $\omega_n$ and $t_n = \omega_n \operatorname{tr}
@@ -341,7 +343,8 @@ def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
 def _row_numbers(batch: Batch, seed: int, seen: Counter[int]) -> Tensor:
     """Uniform numbers, [B], that depend on the seed and on the contents of each row, but not on the order of the rows.
 
-    A run that resumes with a shuffled loader thus chooses the same examples. `seen` counts equal rows, which get different numbers.
+    A run that resumes with a shuffled loader thus chooses the same examples. `seen` counts how often each row has
+    occurred, so that equal rows get different numbers.
     """
     generator = torch.Generator().manual_seed(seed)
     mixed = torch.zeros(len(batch), dtype=torch.int64)
@@ -358,8 +361,8 @@ def _row_numbers(batch: Batch, seed: int, seen: Counter[int]) -> Tensor:
 
 
 def _joined(batches: list[Batch], numbers: Tensor, size: int) -> list[Batch]:
-    """Batches of the given size, in the order of the numbers of their rows, if inputs are tensors of one shape; otherwise the
-    batches themselves."""
+    """Batches of the given size, with rows sorted by their numbers. If the inputs are not tensors of one shape, the
+    original batches are returned."""
     if any(not isinstance(batch.x, Tensor) or batch.x.shape[1:] != batches[0].x.shape[1:] for batch in batches):
         return batches
     whole = Batch(*(torch.cat([getattr(one, key) for one in batches]) for key in ("x", "y", "weights")))
@@ -427,10 +430,9 @@ class Equations:
     the distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large
     linear models, with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions
     without data the solution equals $\theta$. If they started at zero, they would take about twice as many iterations.
-    The paper uses gradient descent on minibatches with Nesterov's momentum; here these steps are also preconditioned by
-    Kronecker factors. Conjugate gradients solve the same equations on all examples or on chosen examples. The products
-    $J_n v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once. No Jacobian is
-    formed.
+    The paper uses gradient descent on minibatches with Nesterov's momentum. Here Kronecker factors also precondition
+    these steps. Conjugate gradients solve the same equations on all examples or on chosen examples. The products $J_n
+    v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once. No Jacobian is formed.
 
     Args:
         pieces: The data. Every pass must yield the same examples.
@@ -542,8 +544,8 @@ class Equations:
         r"""Take steps of Nesterov's method for some equations, with the curvature of a minibatch.
 
         The current solution is stored as $z = \delta^{-1/2} u$, so that Jacobian products need no copy. The target is
-        computed from all data (Antorán et al. 2023, section 4.2), so that the variance of a step becomes smaller as the
-        solution becomes smaller.
+        computed from all data (Antorán et al. 2023, section 4.2). The variance of a step therefore decreases together
+        with the size of the solution.
         """
         self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
         here, step = self.device, group.iteration
@@ -601,7 +603,8 @@ class Equations:
             yield [(part, as_inputs(part.x)) for part in parts]
 
     def _largest_eigenvalue(self, batch: list[tuple[Batch, Inputs]]) -> float:
-        """Largest eigenvalue of the preconditioned equations of a minibatch. Power iterations slightly underestimate it."""
+        """Largest eigenvalue of the preconditioned equations of a minibatch. The power iteration that computes it gives
+        a slightly too small value."""
         root, found = self.root.to(self.device), 1.0
         z = root * self.prior_noise(-1, 1).to(self.device)
         for _ in range(NUM_POWER_ITERATIONS):
@@ -610,7 +613,8 @@ class Equations:
         return found
 
     def precondition(self, vectors: Tensor) -> Tensor:
-        """Products with the preconditioner for the current noise, computed on the network's device."""
+        """Multiply vectors by the preconditioner, which is adapted to the current noise. The computation is on the
+        network's device."""
         now = self.preconditioner.rescaled(self.factor / self.noise_ratio)
         return now.times(vectors, self.device).div_(self.noise_ratio)
 
@@ -764,7 +768,8 @@ def find_factor(
 
 
 def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Group, Tensor]:
-    """The equations of some draws and of the mode for a large prior precision, and the prior noise of the draws."""
+    """Equations for some draws and for the mode, with a prior precision so large that they are easy to solve. Also
+    returns the prior noise of the draws."""
     norm = float((equations.prior.double() * mean.double().square()).sum())
     equations.factor = most / max(norm, 1e-12)
     start, noise = equations.start(0, equations.at_once), equations.prior_noise(0, equations.at_once)
@@ -773,7 +778,8 @@ def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Gr
 
 
 def _move(group: Group, noise: Tensor, factors: tuple[float, float], ratio: float) -> None:
-    """Adapt the draws and the mode (the last row) to another prior precision and another noise ratio."""
+    """Adapt the solutions to another prior precision and another noise ratio. The last row is the mode, and the other
+    rows are draws."""
     (former, now), goals = factors, group.target[:-1]
     goals.add_(noise, alpha=-math.sqrt(former)).mul_(math.sqrt(ratio))  # the part that comes from the data
     goals.add_(noise, alpha=math.sqrt(now))
@@ -782,8 +788,8 @@ def _move(group: Group, noise: Tensor, factors: tuple[float, float], ratio: floa
 
 
 def _fixed_point(before: tuple[float, float] | None, now: tuple[float, float]) -> float:
-    """Estimate of the logarithmic fixed point x = g(x), by the secant through the last two pairs (x, g(x)). It changes
-    exp(x) by at most a factor of 100."""
+    """Estimate of the fixed point x = g(x), where x is a logarithm. It uses the secant through the last two pairs (x,
+    g(x)). In one step, exp(x) changes by at most a factor of 100."""
     x, g = now
     slope = 0.0 if before is None or before[0] == x else (g - before[1]) / (x - before[0])
     return x + min(max((g - x) / (1 - min(max(slope, -1.0), 0.9)), -4.6), 4.6)

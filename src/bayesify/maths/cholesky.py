@@ -14,7 +14,8 @@ JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
 
 
 def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower factors, [..., n, n], and whether each matrix has no factor, [...] (it is not positive definite or not finite).
+    """Lower factors, [..., n, n], and a flag for each matrix, [...]. The flag is true if the matrix has no factor
+    because it is not positive definite or not finite.
 
     Some LAPACK libraries do not report NaN or infinity. These values then appear in the factor's diagonal, which is checked here.
     """
@@ -25,8 +26,8 @@ def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     r"""Lower factors L of positive definite matrices, $L L^\top = A$, [..., n, n], with jitter only if rounding requires it.
 
-    A matrix that is not finite or not positive definite raises `ValueError`, which calls it `what`. Values cannot be
-    checked under `vmap` or during the capture of a CUDA graph; a factor that does not exist is then NaN.
+    A matrix that is not finite or not positive definite raises `ValueError`, which calls it `what`. Under `vmap` and
+    during the capture of a CUDA graph, values cannot be checked. If a factor does not exist, it is then NaN.
     """
     factor, failed = checked_cholesky(matrix)
     if not should_check(failed):

@@ -11,7 +11,8 @@ from torch import Tensor
 
 
 def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
-    r"""Positive number: softplus of an unconstrained number or, with a maximum, $\text{maximum} \cdot \text{sigmoid}$ of it."""
+    r"""A positive number made from an unconstrained number x: softplus(x) or, with a maximum, $\text{maximum} \cdot
+    \text{sigmoid}$ of x."""
     return F.softplus(raw) if maximum is None else maximum * torch.sigmoid(raw)
 
 

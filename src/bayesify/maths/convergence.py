@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 def split_r_hat(values: Tensor) -> Tensor:
-    r"""Potential scale reduction of chains split in halves (Gelman et al. 2013, eq. 11.4); 1 if they agree.
+    r"""Potential scale reduction of chains split in halves (Gelman et al. 2013, eq. 11.4); the value is 1 if the chains
+    agree.
 
     $$ \hat R^2 = \frac{T - 1}{T} + \frac{B}{W}, \quad B = \operatorname{var}_c(\bar v_c), \quad W = \operatorname{mean}_c(s_c^2) $$
 
@@ -27,9 +28,9 @@ def effective_sample_size(values: Tensor) -> Tensor:
 
     where $\gamma_t$ is the mean over chains of the autocovariance at lag t, and B and W are defined in `split_r_hat`.
 
-    Chains are split in halves first. The sum ends when the sum of two neighboring autocorrelations is no longer positive. These
-    pair sums are made nonincreasing (Geyer 1992). For numbers [C, T, ...] from chains of at least 4 steps, the result
-    is [...], in float64, at most C T log10(C T).
+    Chains are split in halves first. The sum over lags ends when the sum of two neighboring autocorrelations is no
+    longer positive. Sums of two neighbors that are larger than an earlier sum are lowered to that sum (Geyer 1992). For
+    numbers [C, T, ...] from chains of at least 4 steps, the result is [...], in float64, at most C T log10(C T).
     """
     values = _halves(values)
     chains, steps = values.shape[:2]

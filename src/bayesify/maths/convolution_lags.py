@@ -1,4 +1,5 @@
-"""Matrices of a regression on a convolution's patches at stride 1: correlations at a few lags, corrected at the borders."""
+"""Matrices of a regression on the patches of a convolution with stride 1. They are computed from correlations at a few
+lags, which are corrected at the borders."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class _Box:
     axis: int  # an axis in which the box is a strip at a border
 
     def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
-        """One of the two factors of the box, as a view of the border's positions [G, M, *n, C], which begin at `start`."""
+        """One of the two factors of the box. The result is a view of `side`, [G, M, *n, C], whose positions begin at
+        `start`."""
         for axis, (lag, (first, end)) in enumerate(zip(self.lags, self.ranges, strict=True)):
             move = max(0, lag if forward else -lag) - (start if axis == self.axis else 0)
             side = side.narrow(2 + axis, first + move, end - first)
@@ -122,7 +124,8 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 
 
 class _Lagged(Function):
-    """Correlations of maps at lags [lags, G, C, C], over boxes [boxes, G, C, C], and with targets [K, G, C, R], and the sums.
+    """Correlations of maps at lags [lags, G, C, C], over boxes [boxes, G, C, C], and with targets [K, G, C, R]. With a
+    bias, also the sums of maps and targets.
 
     Each border is extracted from the map once, and all gradients with respect to the map are accumulated in one tensor.
     """
@@ -227,7 +230,8 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
-    """First position and end of each border that the boxes need. The key is the axis, and whether the border is at its start."""
+    """First position and end of each border that the boxes need. Keys are pairs of an axis and a flag that is true for
+    the border at the start of this axis."""
     found: dict[tuple[int, bool], tuple[int, int]] = {}
     for box in boxes:
         (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])

@@ -5,10 +5,11 @@ stride s, dilation d and padding p. Hence
 
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
-At stride 1 this is the correlation of maps at lag $d (b - a)$, over all positions except the few at the borders that
-only one of a and b reaches. The correlations come from Fourier transforms (`correlate`), and the border strips are
-subtracted. With a larger stride, patches of a few examples at a time are extracted and multiplied, and extracted again
-for the gradient. In both cases, the computation needs the memory of a few maps (Ober & Aitchison 2021, section 2.2).
+At stride 1, this is the correlation of maps at lag $d (b - a)$. It covers all positions except a few at the borders,
+which only one of the kernel positions a and b reaches. The correlations come from Fourier transforms (`correlate`), and
+the border strips are subtracted. With a larger stride, patches are extracted and multiplied for a few examples at a
+time. For the gradient, they are extracted again. In both cases, the computation needs the memory of a few maps (Ober &
+Aitchison 2021, section 2.2).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def convolution_moments(
 
 
 def patch_moments(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    r"""$A^\top A$ and $A^\top V$ by extracted patches, for any stride: [G, D, D] and [G, D, c_out / G]."""
+    r"""$A^\top A$ and $A^\top V$, computed from extracted patches, for any stride: [G, D, D] and [G, D, c_out / G]."""
     from torch.utils.checkpoint import checkpoint  # loads sympy in torch 2.6
 
     copies = math.prod(geometry.kernel) * math.prod(targets.shape[2:]) / math.prod(x.shape[2:])

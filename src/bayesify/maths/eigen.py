@@ -30,7 +30,8 @@ def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
 
 
 def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Largest singular values of a matrix with their vectors, $A \approx P S Q^\top$: [m, r], [r], [r, n], S descending.
+    r"""The r largest singular values of a matrix with their vectors: $A \approx P S Q^\top$. The results are P [m, r],
+    S [r] in descending order, and the transpose of Q [r, n].
 
     If at most half of the values are needed, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is
     several times faster, with an error of about the square root of the machine precision. Otherwise, or if a value is

@@ -37,12 +37,14 @@ Place = tuple[Tensor, tuple[int, ...], tuple[int, ...], int]
 
 
 class Plan:
-    r"""Memory layout of many diagonal Gaussians for kernels that compute S draws of each, and their KL to zero-mean priors.
+    r"""Memory layout of many diagonal Gaussians. Kernels use it to compute S draws of each Gaussian, and the KL of the
+    Gaussians to zero-mean priors.
 
-    The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from its own tiles
-    of the stream, weight after weight, as `DrawRequest.normals(..., tile=TILE)` does. The table has these columns: the
-    positions of mean and log std (in numbers, counted from `base`), the size, the first tile of noise, the number of tiles per
-    draw, the first number of the draws, the first number of the gradient, and whether vector loads are possible.
+    The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from
+    its own tiles of the stream of random numbers. The weights follow one another in the stream, as in
+    `DrawRequest.normals(..., tile=TILE)`. The table has one row per weight. Its columns are: the positions of the mean
+    and the log std in memory (in numbers, counted from `base`), the size, the first tile of noise, the number of tiles
+    per draw, the index of the first number of the draws and of the gradient, and whether vector loads are possible.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Plan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def draw(self, seed: Tensor) -> tuple[Sequence[Place], Tensor]:
-        """Draws [S, *shape] of each Gaussian, and the KL, a scalar; without gradients."""
+        """Draws [S, *shape] of each Gaussian, and the KL, a scalar. Autograd does not track the results."""
         from bayesify.maths.philox_kernels import draw_kernel
 
         out = torch.empty(self.drawn.total, dtype=self.dtype, device=self.device)
@@ -109,7 +111,8 @@ def offset(value: Tensor, base: Tensor) -> int:
 
 
 def first_tiles(sizes: Sequence[int], num_draws: int, antithetic: bool) -> tuple[list[int], list[int]]:
-    """Number of noise tiles that a draw of each Gaussian uses, and the first tile of the Gaussian's draws."""
+    """Two lists with one entry per Gaussian: the number of noise tiles that one draw uses, and the index of the first
+    tile of its draws."""
     tiles = [-(-size // TILE) for size in sizes]
     halves = (num_draws + 1) // 2 if antithetic else num_draws
     return tiles, list(accumulate([halves * count for count in tiles], initial=0))[:-1]
@@ -187,7 +190,7 @@ class Joined:
         return found
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Views of all tensors, in memory whose start is the first tensor."""
+        """Views of all tensors. The first tensor begins at the start of `flat`."""
         return [flat.as_strided(*layout) for layout in self.layouts]
 
     def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
@@ -292,7 +295,8 @@ def _kernels_run(device: torch.device) -> bool:
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:
-    """First numbers of a stream (see `maths.philox`), [count], in float32, on the device of the seed, [1], below $2^{63}$."""
+    """The first numbers of a stream (see `maths.philox`), [count], in float32. The seed, [1], must be below $2^{63}$;
+    the result is on its device."""
     from bayesify.maths.philox_kernels import normal_kernel
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)

@@ -32,7 +32,8 @@ needed, each takes more columns. `MAX_PARTS` is the approximate maximum number o
 
 @lru_cache(maxsize=16)
 def has_products(device: torch.device) -> bool:
-    """Whether kernels can multiply on a device: NVIDIA GPUs have tf32 and bfloat16 products from compute capability 8 on."""
+    """Whether kernels can multiply matrices on a device. NVIDIA GPUs support products in tf32 and bfloat16 from compute
+    capability 8."""
     if device.type != "cuda":  # Triton's interpreter
         return True
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
@@ -69,12 +70,13 @@ class Matrix:
 
     @property
     def positions(self) -> int:
-        """Number of kernel positions if they vary more slowly than channels in memory, otherwise 1."""
+        """Number of kernel positions if, in memory, channels are adjacent and positions are not; otherwise 1."""
         return positions_outside(*self.outputs[0])
 
 
 def positions_outside(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Number of kernel positions if they vary more slowly than channels in memory (channels last), otherwise 1."""
+    """Number of kernel positions if, in memory, channels are adjacent and positions are not (channels last); otherwise
+    1."""
     return math.prod(size[2:]) if len(size) > 2 and stride[1] == 1 else 1
 
 

@@ -11,10 +11,10 @@ from bayesify.maths.noise import Randomness, source_of
 def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> Tensor:
     r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable with respect to the shape. For a rate b, divide the draws by b.
 
-    The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit gradient (Figurnov et al.
-    2018), $-\partial_a F(x; a) / p(x; a)$ with F the distribution function, which is the gradient of $x = F^{-1}(u; a)$. torch
-    approximates it with a relative error below 5e-4. For shape parameters a in a tensor of any shape, the result is
-    [S, *shape].
+    The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit gradient
+    (Figurnov et al. 2018), $-\partial_a F(x; a) / p(x; a)$, where F is the distribution function. It equals the
+    gradient of $x = F^{-1}(u; a)$. torch approximates it with a relative error below 5e-4. For shape parameters a in a
+    tensor of any shape, the result is [S, *shape].
     """
     return source_of(generator).gamma(shape.expand(num_draws, *shape.shape))
 
@@ -49,5 +49,6 @@ def widened(value: Tensor) -> Tensor:
 
 
 def as_float(value: Tensor) -> Tensor:
-    """The value in float32 or wider, because half precision loses small differences of log-densities and sums."""
+    """The value in float32 or a wider type. In half precision, small differences of log-densities and sums would be
+    lost."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -175,8 +175,8 @@ def diagonal_moments(
 def standard_kl(std: Tensor, mean: Tensor | None = None, counts: Tensor | None = None) -> Tensor:
     r"""KL of independent Gaussians to standard normals, $\sum_i n_i (\tfrac12 (m_i^2 + s_i^2 - 1) - \log s_i)$, a scalar.
 
-    The forward and backward passes use few operations, because on a GPU the launch dominates the time of each
-    operation. Means are 0 by default. The factors n (`counts`) are 1 by default and get no gradient.
+    The forward and backward passes use few operations, because launching an operation on a GPU takes longer than
+    computing it. Means are 0 by default. The factors n (`counts`) are 1 by default and get no gradient.
     """
     found: Tensor = _StandardKL.apply(std, mean, counts)
     return found

@@ -19,10 +19,11 @@ def squared_exponential_matrix(x: Tensor, other: Tensor, log_variance: Tensor) -
 
 
 def distances(x: Tensor, other: Tensor) -> Tensor:
-    """Distances between rows, [..., N, D], [..., M, D] -> [..., N, M]; exactly 0, with gradient 0, between equal rows.
+    """Distances between rows, [..., N, D], [..., M, D] -> [..., N, M]. The distance between equal rows is exactly 0,
+    and its gradient is 0.
 
-    They are computed from differences, because with products, rounding would give equal rows a distance of 1e-8 times
-    their norm in float64.
+    They are computed from differences of rows. Products of rows would, because of rounding, give equal rows a distance
+    of 1e-8 times their norm in float64.
     """
     return torch.cdist(x, other, compute_mode="donot_use_mm_for_euclid_dist")
 

@@ -4,12 +4,14 @@ Regression on the patches of a convolution needs $A^\top A$, where A has a row f
 channel and kernel position. Away from borders, the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$. It
 depends only on the lag $\delta = b - a$, and the 81 pairs of a 3 x 3 kernel have 25 lags (see `convolution_lags` for borders).
 
-Method: with $X(f)$ the transform of x over a period P, padded with zeros so that no lag wraps around,
+Method: let $X(f)$ be the Fourier transform of x over a period P, where x is padded with zeros so that no lag wraps
+around. Then
 
 $$ \sum_q x_c(q)\, x_e(q + \delta) = \frac1P \sum_f \overline{X_c(f)}\, X_e(f)\, e^{2 \pi i f \delta / P}. $$
 
-1. `_spectrum` transforms x and y, concatenated, into real and imaginary parts, with half of the frequencies for real maps.
-2. `correlate` multiplies, for each frequency, all channels by all channels in one product that sums over examples.
+1. `_spectrum` computes the real and imaginary parts of the transform of x and y, concatenated. For real maps, half of
+the frequencies suffice.
+2. For each frequency, `correlate` multiplies all pairs of channels in one matrix product, which sums over examples.
 3. `_waves` contains cosine and sine of $2 \pi f \delta / P$ for the requested lags; one more product sums over f.
 4. `correlate_gradient` reverses these steps: a sum over lags, one product per frequency, and `_maps` from spectra to maps.
 """
@@ -58,11 +60,13 @@ def correlate(
     sizes: Sequence[int],  # period in each axis, so large that no lag wraps around
     scale: Tensor | None = None,  # factor by which x and y of each example are multiplied, [M]
 ) -> tuple[Tensor, Tensor, Spectra]:
-    r"""$\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q + \delta)$; maps are 0 outside.
+    r"""The correlations $\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q +
+    \delta)$, where maps are 0 outside their borders.
 
-    A correlation at a few lags is the sum over frequencies of a product over examples. The work is therefore two transforms and
-    one product of C x M with M x (C + R) per frequency, for any number of lags. The products are real, few and large,
-    and only their left operands are transposed. On some processors these properties matter more than the number of operations.
+    A correlation at a few lags is a sum over frequencies; each term is a matrix product that sums over examples. The
+    work is therefore two transforms and one product of C x M with M x (C + R) per frequency, for any number of lags.
+    The products are real, few and large, and only their left operands are transposed. On some processors these
+    properties matter more than the number of operations.
 
     The results are the two correlations, [own lags, G, C, C] and [cross lags, G, C, R], and the values for
     `correlate_gradient`.
@@ -162,7 +166,7 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
     """Fourier transform of two maps, [M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R].
 
-    The first axis has half of the frequencies; all other axes have all frequencies.
+    Along the first axis of the maps, only half of the frequencies are computed; along the other axes, all are.
     """
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]

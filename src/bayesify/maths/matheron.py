@@ -38,7 +38,8 @@ class Factors:
     r"""Quantities that all draws share because they depend only on Z and D, for L matrices with inducing matrices of the same size.
 
     With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$, so that
-    $A A^\top + B B^\top = I$. Matrices of equal size form a group; a group of G matrices has one entry in the lists.
+    $A A^\top + B B^\top = I$. Matrices of equal size form a group. The lists have one entry per group; G is the number
+    of matrices in the group.
     """
 
     row_reach: list[Tensor]  # [G, M_r, d_out] each
@@ -69,10 +70,10 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
     r"""Factors of augmented matrices. One Cholesky call factorizes all $\Psi$ of one size or, on a GPU, of all blocks.
 
     $D^2$ is increased by 1e-12 times the largest diagonal entry of Z Z^T. The augmented prior has the right marginal
-    for every D, so this changes only the posterior family, not the validity of the bound. Without this increase, a D
-    that training drives to 0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in
-    float64 if the device supports it. With `stack`, products of small matrices on a GPU are also computed in one call,
-    as is faster for one draw with gradients.
+    for every D, so the bound remains valid; only the posterior family changes. Without this increase, a D that training
+    drives to 0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in float64 if the
+    device supports it. With `stack`, products of small matrices on a GPU are also computed in one call, as is faster
+    for one draw with gradients.
     """
     if stack and blocks[0].d_row.device.type in STACKS_ON and _stack_pays(blocks):
         return _factorize_stack(blocks)
@@ -113,7 +114,8 @@ def _reach(inverse: Tensor, z: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _stack_pays(blocks: Sequence[Augmented]) -> bool:
-    """Whether there are several groups, padding adds few numbers, and no matrix needs float64 (has more rows than columns)."""
+    """Whether a stack is worthwhile: there are several groups, padding adds few numbers, and no matrix needs float64. A
+    matrix with more rows than columns needs float64."""
     z = [part for block in blocks for part in (*block.z_row, *block.z_col)]
     count = sum(len(block.d_row) for block in blocks)
     filled = count * max(part.shape[-2] for part in z) * max(part.shape[-1] for part in z)
@@ -179,8 +181,9 @@ def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tenso
 class _Triangles(Function):
     r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [..., L, M, M], and the increased $D$, [..., L, M].
 
-    With $\Phi$ the lower triangle whose diagonal is halved, $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and $dP = -P\, dL\, P$. Hence
-    $\bar\Psi$ is the symmetric part of $P^\top \Phi(L^\top \bar L - \bar P P^\top) P$: products replace triangular solves.
+    Let $\Phi$ take the lower triangle of a matrix and halve its diagonal. Then $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and
+    $dP = -P\, dL\, P$. Hence $\bar\Psi$ is the symmetric part of $P^\top \Phi(L^\top \bar L - \bar P P^\top) P$, which
+    needs matrix products but no triangular solves.
     """
 
     @staticmethod
@@ -253,8 +256,9 @@ def conditional_draw(
        \bar U = A_r (E_1 A_c^\top + E_3 B_c^\top) + B_r E_2 $$
 
     $\bar U$ is the whitened form of eq. 36. Its last two terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
-    with $K = A A^\top$. This equals $I - K_c \otimes K_r$, which completes the first term to a unit covariance. Two noise arrays
-    therefore replace the paper's three, no Cholesky of $Z Z^\top$ is needed, and no case is singular.
+    with $K = A A^\top$. This equals $I - K_c \otimes K_r$. Together with the covariance of the first term, it gives a
+    unit covariance. Two noise arrays are therefore enough, whereas the paper uses three. No Cholesky factor of $Z
+    Z^\top$ is needed, and no case is singular.
 
     Whitened U is [L, S, M_r, M_c], scales $\lambda$ are [L], prior standard deviations $\sigma$ are [L], or [L, S] if they
     differ between draws, and draws of each group are [G, S, d_out, d_in]. The noise, with the shapes of `noise_shapes`,

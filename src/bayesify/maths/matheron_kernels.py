@@ -16,7 +16,8 @@ COLUMNS = tl.constexpr(21)
 
 @triton.jit
 def _dot(a, b, total, LOW: tl.constexpr):
-    """Add a matrix product to a sum, in bfloat16 or by three tf32 products that together reach float32 precision."""
+    """Add a matrix product to a sum. The product is computed in bfloat16, or as three tf32 products that together reach
+    float32 precision."""
     if LOW:  # noqa: SIM108 (Triton has no conditional expressions)
         total = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), total)
     else:
@@ -44,7 +45,8 @@ def _noise(key, quad, sign, COLS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.c
 
 @triton.jit
 def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
-    """First quads of rows of a matrix's noise in a draw, and the sign of the draw's noise."""
+    """For some rows of a matrix, the first quad (four numbers) of the row's noise in a draw, and the sign of the draw's
+    noise."""
     if PAIRS:
         half = draw // 2
         sign = 1.0 - 2.0 * (draw % 2)
@@ -56,7 +58,8 @@ def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
 
 @triton.jit
 def _matrix(flat, row, column, one, other, ones, others):
-    """Entries (`one`, `other`) of a matrix; 0 outside it. `column` of the table holds the matrix's position and row length."""
+    """Entries (`one`, `other`) of a matrix; 0 outside it. Column `column` of the table contains the position of the
+    matrix in memory, and the next column contains its row length."""
     place = flat + tl.load(row + column) + (one[:, None] * _read(row, column + 1) + other[None, :])
     return tl.load(place, mask=(one < ones)[:, None] & (other < others)[None, :], other=0.0)
 

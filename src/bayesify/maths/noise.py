@@ -33,10 +33,10 @@ class NoiseSource:
     def normal(self, count: int, like: Tensor) -> Tensor:
         """Standard normal numbers with the dtype and device of a tensor, [count].
 
-        Numbers on the CPU come from `normal_numbers`, which uses all cores (torch would use one). Numbers for a GPU
-        also come from `normal_numbers` if the generator is on the CPU. Other numbers on a GPU with Triton come from
-        `kernel_normals`. In all these cases the torch generator gives the seed, so the same generator gives the same
-        numbers on any number of cores. Otherwise the numbers are torch's own.
+        Numbers on the CPU come from `normal_numbers`, which uses all cores; torch's own function uses only one. Numbers
+        for a GPU also come from `normal_numbers` if the generator is on the CPU. Other numbers on a GPU with Triton
+        come from `kernel_normals`. In all these cases the torch generator gives the seed, so the same generator gives
+        the same numbers on any number of cores. In all other cases, torch itself generates the numbers.
         """
         if self.by_kernel(like):
             return kernel_normals(count, self.seed(like.device))
@@ -49,7 +49,8 @@ class NoiseSource:
         return torch.from_numpy(normal_numbers(count, kind, seed)).to(like.device)
 
     def by_kernel(self, like: Tensor) -> bool:
-        """Whether normal numbers for a tensor come from `kernel_normals`, which kernels can compute in place."""
+        """Whether normal numbers for a tensor come from `kernel_normals`. Other kernels can then compute the same
+        numbers where they need them."""
         if not like.is_cuda or torch.compiler.is_compiling():
             return False
         return has_kernel(like) and self._where(like.device).type == "cuda"
@@ -222,7 +223,8 @@ def _by_table(stream: Any, out: Any) -> None:
 
 @lru_cache(maxsize=1)
 def _table() -> tuple[Any, Any]:
-    """Intercepts and slopes of the segments, indexed by the upper 16 bits of i as a signed float32: [2^16] each."""
+    """Intercepts and slopes of the segments, [2^16] each. The index consists of the upper 16 bits of i, converted to
+    float32 with its sign."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     exponent = (upper >> 23) & 0xFF
     used = (exponent >= 127) & (exponent <= 158)  # 1 to 2^32; 0 occurs once in 2^32 numbers and is treated as 1

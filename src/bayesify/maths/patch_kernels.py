@@ -1,4 +1,5 @@
-"""Triton kernels of `patch_products` for maps with two axes: gathering patches and summing their gradients in one pass each."""
+"""Triton kernels of `patch_products` for maps with two axes. One kernel gathers patches and another sums their
+gradients, each in one pass over memory."""
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disable-error-code="no-untyped-def"
 

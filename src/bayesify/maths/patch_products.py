@@ -1,11 +1,11 @@
-r"""Matrices of a regression on a convolution's patches, from products of bfloat16 patches, which kernels compute on a GPU.
+r"""Matrices of a regression on a convolution's patches. Kernels on a GPU compute them as products of bfloat16 patches.
 
 The features of a network that runs in bfloat16 are bfloat16 numbers. Products of two bfloat16 numbers are exact in
-float32, and a GPU sums in float32 as fast as it multiplies. So $\sum_m \lambda_m A_m^\top [A_m\ V_m]$ over examples m
-has only the rounding error of float32 sums over one example's positions. $\lambda$ multiplies these sums. Only V is
-rounded to bfloat16, as are the network's outputs, which V replaces. For any rounding of V, the two matrices still
-belong to a regression, so the bound remains a bound. Unlike `convolution_moments`, this module extracts the patches; it
-works on chunks of examples to limit the memory.
+float32, and a GPU sums in float32 as fast as it multiplies. Therefore the only rounding error in $\sum_m \lambda_m
+A_m^\top [A_m\ V_m]$, a sum over examples m, comes from float32 sums over the positions of one example. $\lambda$
+multiplies these sums. Only V is rounded to bfloat16. V takes the place of the network's outputs, which are also rounded
+to bfloat16. For any rounding of V, the two matrices still belong to a regression, so the bound remains a bound. Unlike
+`convolution_moments`, this module extracts the patches; it works on chunks of examples to limit the memory.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor
 
 
 def _by_channel(matrix: Tensor, channels: int, bias: bool) -> Tensor:
-    """Reorder rows that are sorted by position, then channel, to channel, then position; the row of the bias stays last."""
+    """Reorder rows: the input is sorted by kernel position and then by channel, the result by channel and then by
+    position. The row of the bias stays last."""
     own = matrix[:-1] if bias else matrix
     own = own.unflatten(0, (-1, channels)).transpose(0, 1).flatten(0, 1)
     return torch.cat((own, matrix[-1:])) if bias else own

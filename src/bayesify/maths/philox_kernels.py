@@ -47,7 +47,8 @@ def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
 
 @triton.jit
 def noise_of_draw(seed, tile, stride, draw, PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """Noise of a draw; its tiles start `stride` after those of the previous draw. If PAIRS, every second draw is negated."""
+    """Noise of a draw. The tiles of two successive draws are `stride` tiles apart. If PAIRS is true, every second draw
+    uses the negative noise of the draw before it."""
     if PAIRS:
         noise = (1.0 - 2.0 * (draw % 2)) * _normals(seed, tile + (draw // 2) * stride, ROUNDS, FAST)
     else:

@@ -17,7 +17,8 @@ MARGIN_IN_ROUNDINGS = 32
 
 
 def slope(u: Tensor, w: Tensor) -> Tensor:
-    r"""$w \cdot \hat u$ of an invertible layer; it exceeds -1 by more than rounding errors.
+    r"""The product $w \cdot \hat u$ of an invertible layer. It is larger than -1 by a margin that exceeds rounding
+    errors.
 
     $$ w \cdot \hat u = \epsilon + (1 - \epsilon)\, \text{softplus}(w \cdot u) - 1, \qquad
        \epsilon = 32\, \text{eps}\, (1 + |u| |w|) \le \tfrac12 $$

@@ -1,4 +1,5 @@
-"""Bayesian linear regression in whitened weights: the posterior from two matrices, draws, and its KL to the prior."""
+"""Bayesian linear regression with whitened weights: the posterior, computed from two matrices, its draws, and its KL to
+the prior."""
 
 from __future__ import annotations
 
@@ -59,8 +60,8 @@ class RegressionFactors:
     columns of B.
 
     `careful` is the name of $I + B$ for warnings and errors. If it is given, a matrix that is not finite raises an
-    error, and a matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at
-    least 1, so that no variance exceeds the prior's. If it is not given, failures are only marked in `failed`.
+    error. A matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at least
+    1. No variance then exceeds the prior's variance. If it is not given, failures are only marked in `failed`.
     """
 
     gram: Tensor  # B, [*batch, G, D, D]
@@ -89,7 +90,8 @@ class RegressionFactors:
         return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
 
     def draw(self, noise: Tensor, kl_form: str) -> tuple[Tensor, Tensor, Tensor]:
-        r"""A draw, its KL and `failed`. The closed KL has a hand-written gradient that needs half as many operations.
+        r"""A draw, its KL and `failed`. For `"closed"`, a hand-written gradient needs half as many operations as
+        autograd.
 
         $$ \tilde W = K^\top (K\, C + \epsilon), \qquad K = L^{-1} $$
 
@@ -115,8 +117,8 @@ def _floored_factor(precision: Tensor) -> Tensor:
 class _InverseFactor(Function):
     r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient that takes three products.
 
-    From $dL = L\, \Phi(K\, dP\, K^\top)$, with $\Phi$ the lower triangle whose diagonal is halved, follows
-    $dK = -\Phi(K\, dP\, K^\top) K$.
+    Let $\Phi$ take the lower triangle of a matrix and halve its diagonal. Then $dL = L\, \Phi(K\, dP\, K^\top)$, and
+    therefore $dK = -\Phi(K\, dP\, K^\top) K$.
     """
 
     @staticmethod

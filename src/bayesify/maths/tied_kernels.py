@@ -101,7 +101,8 @@ def tied_gradient_kernel(
 
 @triton.jit
 def positive_kernel(owners, table, base, to, BLOCK: tl.constexpr):
-    """The factors of all matrices as positive numbers; each program takes a block of one side of one matrix."""
+    """The factors of all matrices as positive numbers. Each program processes a block of row factors or of column
+    factors of one matrix."""
     place = owners + 3 * tl.program_id(0)
     row = table + tl.load(place) * COLUMNS
     side = tl.load(place + 1)

@@ -21,7 +21,7 @@ def has_global_hooks() -> bool:
 
 
 def cpu_float32_precisions() -> list[str]:
-    """Names of the precisions to which float32 products on the CPU may be rounded.
+    """The settings that say to which precision float32 products on the CPU may be rounded.
 
     `"none"` and `"ieee"` keep all digits. Before version 2.9, torch has one setting for all matrix products; later versions have
     a setting per library and operation.
@@ -35,7 +35,7 @@ def cpu_float32_precisions() -> list[str]:
 def structure_key(structure: Any) -> Hashable:
     """A structure from `tree_flatten`, in a form that can be part of a dictionary's key.
 
-    Structures contain lists in torch 2.6 and cannot be hashed there, so their text is used instead.
+    In torch 2.6, structures contain lists and cannot be hashed, so their text is used instead.
     """
     try:
         hash(structure)

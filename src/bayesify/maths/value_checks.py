@@ -31,7 +31,8 @@ def deferred_checks() -> Iterator[None]:
 
 
 def transforming() -> bool:
-    """Whether a function transform such as `vmap` is active, which excludes hand-written gradients and in-place operations."""
+    """Whether a function transform such as `vmap` is active. Hand-written gradients and in-place operations cannot be
+    used inside a transform."""
     return torch._C._are_functorch_transforms_active()
 
 

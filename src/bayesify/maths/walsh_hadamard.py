@@ -1,4 +1,5 @@
-r"""Matrices $W = S_1 H \operatorname{diag}(g) H S_2$: products, entries and geometry (Rossi et al. 2020)."""
+r"""Matrices of the form $W = S_1 H \operatorname{diag}(g) H S_2$: products with vectors, entries, and the geometry of
+the map from g to W (Rossi et al. 2020)."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 def dyadic_values(g: Tensor) -> Tensor:
     r"""The D distinct numbers $c = D^{-1/2} H g$ of $H \operatorname{diag}(g) H$, whose entry (i, j) is $c_{i \oplus j}$.
 
-    The elementwise product of two rows of H is the row whose index is the exclusive or of their indices, up to a
-    factor: $H_{ik} H_{jk} = D^{-1/2} H_{i \oplus j, k}$.
+    The elementwise product of rows i and j of H is, up to a factor, row $i \oplus j$ (exclusive or): $H_{ik} H_{jk} =
+    D^{-1/2} H_{i \oplus j, k}$.
 
     Args:
         g: [..., D].
@@ -43,13 +44,14 @@ def dyadic(c: Tensor) -> Tensor:
 
 
 def dyadic_sums(matrix: Tensor) -> Tensor:
-    r"""Sums of the entries with equal $i \oplus j$: [..., D, D] -> [..., D]; the transpose of `dyadic`."""
+    r"""Sums over all entries with the same $i \oplus j$: [..., D, D] -> [..., D]. As a linear map, this is the
+    transpose of `dyadic`."""
     result: Tensor = _Dyadic.apply(matrix, True)
     return result
 
 
 def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
-    """W itself, from its D distinct numbers: [..., D] each -> [..., D, D] in O(D^2)."""
+    """The matrix W itself, computed from `left`, `g` and `right`: [..., D] each -> [..., D, D], in O(D^2)."""
     return dyadic(dyadic_values(g)) * left.unsqueeze(-1) * right.unsqueeze(-2)
 
 

@@ -13,7 +13,7 @@ from bayesify.maths.positive_definite import inverse_from_factor
 
 
 def bartlett(dof: Tensor, size: int, num_draws: int, generator: Randomness = None) -> Tensor:
-    r"""Lower triangular A with $A A^\top \sim \mathcal{W}_K(I, n)$ (Bartlett 1933): independent entries,
+    r"""Lower triangular A with $A A^\top \sim \mathcal{W}_K(I, n)$ (Bartlett 1933). Its entries are independent:
 
     $$ A_{ii}^2 \sim \chi^2_{n - i + 1} = 2\,\mathrm{Gamma}(\tfrac{n - i + 1}{2}, 1), \quad i = 1, \dots, K, \qquad
        A_{ij} \sim \mathcal{N}(0, 1), \quad i > j. $$

@@ -1,9 +1,9 @@
-r"""Moments of attention, by linearization.
+r"""Means and variances of the outputs of attention, computed by linearization.
 
 Let A be the attention that is computed from the means, and let $S_{ij} = q_i \cdot k_j / \sqrt d$ be the scores. The change of an
 output $o_i = \sum_j A_{ij} v_j$ is the sum of $\sum_j A_{ij}\,\delta v_j$ and
-$\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. For the variances of later units, scores are treated as
-independent, and the values of a channel keep their correlation between positions.
+$\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. When the variances of later units are computed,
+scores are treated as independent. The values of a channel remain correlated between positions.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def _pass_of(*weights: Any) -> Pass | None:
 
 
 def _known(x: Any, weight: Any) -> Any:
-    """A layer's input with known variances. The variances are needed because they multiply the noise of random weights."""
+    """A layer's input, whose variances are computed if they are not known yet. The variances are needed because they
+    multiply the noise of random weights."""
     if not isinstance(x, Moments) or not isinstance(weight, Moments) or value_of(x).doubt == EXACT:
         return x
     value = value_of(x)
@@ -64,7 +65,8 @@ def _own(
 
 
 def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Mean product of neighboring units along the last of the given axes that is longer than 1."""
+    """Mean product of neighboring units. Neighbors are taken along the last of the given axes whose length exceeds
+    1."""
     axis = next((axis for axis in reversed(axes) if value.shape[axis] > 1), None)
     if axis is None:
         return value.square().mean(axes)
@@ -110,7 +112,7 @@ def _mapped(
     products: float,
     doubt: int,
 ) -> Moments:
-    """The outputs of a layer that adds its own noise."""
+    """The outputs of a layer whose weights or bias add noise."""
     value = value_of(x) if isinstance(x, Moments) else None
     node = Node(
         found.shape, () if value is None else (value.node,), push if value is not None else None, noise, products
@@ -187,7 +189,8 @@ def _second(
 
 
 def _passed(value: Value, weight: Tensor) -> Tensor:
-    """Variance of a linear map of units with correlated positions, which form blocks of the last axis."""
+    """Variance of a linear map of units whose positions are correlated. The positions of a channel form a block of the
+    last axis."""
     variance, block = value.variance, value.channels[-1]
     apart = F.linear(variance, weight.square())
     if block == 1:
@@ -275,8 +278,8 @@ def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
 
 
 def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:
-    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$ for a kernel's K fully correlated positions, which avoids one product
-    per channel.
+    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$ for the K positions of a kernel, which are fully correlated.
+    The approximation avoids one product per channel.
 
     In $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$, the terms of the last sum are treated as if they
     had random signs, which gives $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
@@ -325,7 +328,7 @@ MAX_NOISE_SHARE = 0.4
 
 
 def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
-    """Raise `NoRule` if the variance of units is too large a share of the squared scale by which the units are normalized."""
+    """Raise `NoRule` if the units are normalized by a squared scale and their variance is too large a share of it."""
     share = float((noise * scale.square()).mean())
     if share > MAX_NOISE_SHARE:
         raise NoRule(
@@ -491,10 +494,9 @@ def _normalize(
 def _normalized(mean: Tensor, variance: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     r"""Mean, variance and scale of units [..., C, P] after a linearized normalization to mean 0 and variance 1.
 
-    If z is the result for the means and channels are independent,
-    $\delta z_{cp} = (s_{cp} \varepsilon_c - \sum_d (a_d + z_{cp} b_d)\,\varepsilon_d) / \sigma$, where
-    $a_c = \sum_p s_{cp} / (C P)$ and $b_c = \sum_p z_{cp} s_{cp} / (C P)$. $\sigma^2$ includes the expected variance of the
-    units.
+    Let z be the result for the means, and let the channels be independent. Then $\delta z_{cp} = (s_{cp} \varepsilon_c
+    - \sum_d (a_d + z_{cp} b_d)\,\varepsilon_d) / \sigma$, where $a_c = \sum_p s_{cp} / (C P)$ and $b_c = \sum_p z_{cp}
+    s_{cp} / (C P)$. $\sigma^2$ includes the expected variance of the units.
     """
     channels, std = mean.shape[-2], variance.sqrt()
     centered = mean - mean.mean((-2, -1), keepdim=True)

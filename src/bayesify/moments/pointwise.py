@@ -1,8 +1,8 @@
 r"""Means and variances of elementwise functions of a Gaussian $x \sim \mathcal{N}(m, v)$.
 
-The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear response to changes of x. The rest of the
-variance is treated as independent noise. Compositions of functions, and sums and products of several functions of the same units,
-are treated as one function of these units.
+The gain $\operatorname{Cov}(f(x), x) / v = \mathbb{E} f'(x)$ (Stein) is the best linear response to changes of x. The
+part of the variance that this linear response does not explain is treated as independent noise. Compositions of
+functions, and sums and products of several functions of the same units, are treated as one function of these units.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
-    """The units that result from a function of other units, given the mean, variance and gain of the result."""
+    """The units that a function of other units gives. The function's result has the given mean, variance and gain."""
     mean, variance, gain = found
     # If the inputs at two positions have correlation r, the nonlinear parts have a correlation of about r^2 (second Hermite
     # polynomial).

@@ -86,7 +86,8 @@ def predict_moments(
 def _weights(
     network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
 ) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
-    """The mean and the variance (`None` for 0) by weight name, and a cache of decisions for the current state of each posterior."""
+    """For each weight name, the mean and the variance (`None` for 0). Also returns a cache of decisions, which is valid
+    for the current state of each posterior."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
     decisions: list[dict[Any, Any]] = []
@@ -225,7 +226,8 @@ class _Network:
         return found if value.mean.ndim == 2 else found.diagonal(dim1=1, dim2=2)
 
     def _serves(self, args: Any, kwargs: Any) -> bool:
-        """Whether the approximation is close to the exact result for the first examples, in the current state of the posteriors."""
+        """Whether the approximation is close to the exact result for the first examples. The answer is cached for the
+        current state of the posteriors."""
         shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         first, *others = self.decisions
         known = first.get(shapes)
@@ -281,8 +283,8 @@ def _refusal(place: str, reason: object) -> ValueError:
 
 
 def _check_recurrent(network: nn.Module) -> None:
-    """Refuse recurrent layers; their kernels need plain weights and use the same weights at every step. The message names the
-    layer."""
+    """Refuse recurrent layers, because their kernels need plain weights and use the same weights at every step. The
+    message names the layer."""
     for name, module in network.named_modules():
         if isinstance(module, nn.RNNBase):
             place = f"{name or 'the network'} ({type(module).__name__})"

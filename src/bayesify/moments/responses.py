@@ -2,8 +2,9 @@ r"""Linear responses of the outputs to each source of noise, and the covariance 
 
 Every random value y has a `Node`, which describes a small change of y as a linear map of the changes of its parent values plus
 its own noise, $\delta y = \sum_k A_k\,\delta h_k + \xi$. The covariance of an example's outputs is the sum
-$\sum_l J_l \Sigma_l J_l^\top$ over all noise sources, where the J are found by reverse differentiation of these maps. This
-covariance is correct even if a value is combined with itself, if positions share a kernel, or if tokens share a row.
+$\sum_l J_l \Sigma_l J_l^\top$ over all noise sources, where the J are found by reverse differentiation of these maps.
+This covariance is correct even if a value is combined with itself, if positions share a kernel, or if tokens share a
+row of an embedding.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Noise(Protocol):
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Parts [B, F] whose squares add up to the variance of the products slope times noise, summed over the units.
+        """Parts [B, F] whose squares add up to a variance: the variance of the sum over units of slope times noise.
 
         The slopes have the units' shape.
         """
@@ -113,7 +114,7 @@ class Correlated:
 
     @cached_property
     def factor(self) -> Tensor:
-        """Matrices whose products with their transposes are the covariances."""
+        """Matrices F with $F F^\top$ equal to the covariances."""
         values, vectors = torch.linalg.eigh(self.covariance)
         found: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
         return found

@@ -49,7 +49,7 @@ def _both(x: Moments, y: Moments) -> tuple[Value, Value]:
 
 
 def _one(x: Moments, y: Any) -> Value:
-    """The units of an operand; the other operand is a plain number or tensor."""
+    """The units of the random operand, if the other operand is a plain number or tensor."""
     if x.value_ is not None or not isinstance(y, Tensor) or y.ndim < x.ndim:
         return value_of(x)
     return value_of(x, y.ndim)
@@ -84,8 +84,8 @@ def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor],
 
 @Moments.rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
-    """The sum of two operands. Its variance treats the outputs of different layers as independent, even in a residual
-    connection."""
+    """The sum of two operands. When its variance is computed, the outputs of different layers are treated as
+    independent, even in a residual connection."""
     if isinstance(x, Moments) and isinstance(y, Moments):
         return _sum(*_both(x, y), alpha)
     if isinstance(x, Moments):
@@ -356,7 +356,7 @@ def _largest_of(
 
 
 def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor, ...]:
-    """`_largest_of`, with a separate correlation for each pair of the K positions.
+    """The same as `_largest_of`, but each pair of the K positions has its own correlation.
 
     Repeatedly, the two positions with the highest correlation are replaced by their maximum, until one position is left. In
     another order, equal numbers could be treated as different, for example the maximum of a and b and the maximum of copies of a
@@ -405,7 +405,8 @@ def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, windo
 
 
 def _linear_share(value: Value) -> Tensor:
-    """Share of each unit's variance that comes from the unit's linear response to its root."""
+    """Share of each unit's variance that comes from the unit's linear response to its root, the units of which it is a
+    function."""
     rest = value.node.noise.variance if value.base is not None and isinstance(value.node.noise, Spread) else None
     if rest is None:
         return torch.ones_like(value.variance)
@@ -469,8 +470,8 @@ _largest(2, True, F.adaptive_max_pool2d)
 def reshaped(shape: Sequence[int], layout: Sequence[int], new: Sequence[int]) -> tuple[int, ...]:
     """Kinds of the axes after a change of shape; see `Value`.
 
-    If an axis merges channels with the positions that follow them, the positions become blocks. Units of all other merged axes
-    are treated as independent.
+    If a new axis merges channels with the positions that follow them, the positions of each channel become a block of
+    this axis. Units of all other merged axes are treated as independent.
     """
     found: list[int] = []
     old_at = new_at = 0

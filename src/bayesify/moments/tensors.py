@@ -1,4 +1,4 @@
-"""Tensors that carry means and variances, instead of numbers, through a network."""
+"""Tensors that contain means and variances instead of numbers, and that pass through a network."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class Pass:
 class Value:
     r"""Random units, and the sources of their noise.
 
-    Channels are treated as independent. For the variances of later units, all pairs of positions of a channel have the same
-    correlation within an example. The covariance of the outputs does not need this approximation (see `responses`).
+    Channels are treated as independent. When the variances of later units are computed, all pairs of positions of a
+    channel have the same correlation within an example. The covariance of the outputs does not need this approximation
+    (see `responses`).
 
     The kind of an axis is -1 for the batch, 0 for positions, and n > 0 for channels of n consecutive positions each. If
     these units are a nondecreasing function of other units, `before` holds those units and the function, so that
@@ -136,8 +137,9 @@ def meet(first: Sources, second: Sources) -> bool:
 class Moments(StructuredWeight):
     r"""Means and variances of random weights or units.
 
-    The object is a handle. An in-place operation replaces its `value`, and every holder of the handle sees the new value. A
-    tensor and its views form a family of handles. An in-place operation is refused if another member of the family still exists.
+    The object is a handle: it refers to a value that can be replaced. An in-place operation replaces its `value`, and
+    all variables that refer to the handle see the new value. A tensor and its views form a family of handles. An
+    in-place operation is refused if another member of the family still exists.
     """
 
     value_: Value | None
@@ -448,7 +450,7 @@ def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
 
 
 def per_axis(size: Any, dims: int) -> list[int]:
-    """A size for each of `dims` axes, given as a number or as a sequence of one or `dims` numbers."""
+    """One size for each of `dims` axes, from a single number or from a sequence of 1 or `dims` numbers."""
     return [size] * dims if isinstance(size, int) else list(size) * (dims // len(size))
 
 
@@ -485,7 +487,8 @@ def moments_of(value: Tensor | None) -> tuple[Any, Any]:
 
 
 def channels_last(maps: Tensor) -> Tensor:
-    """Maps [B, C, H, W]; on a CPU, channels come last in memory, which makes pooling and convolutions faster."""
+    """On a CPU, copy maps [B, C, H, W] so that channels come last in memory, which makes pooling and convolutions
+    faster."""
     if maps.ndim != 4 or maps.device.type != "cpu" or maps.stride(1) == 1:
         return maps
     # `contiguous` would not change a single channel.

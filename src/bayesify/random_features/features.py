@@ -32,8 +32,8 @@ class RandomFourierFeatures(nn.Module):
     Args:
         num_inputs: Number of inputs D.
         num_features: Number of features 2 m, an even number.
-        lengthscale: Initial lengthscales: a number, or one per input; $\sqrt{D} / 2$ by default, as in Rossi et al. 2020, for
-            inputs from 0 to 1.
+        lengthscale: Initial lengthscales: one number, or one number per input. The default is $\sqrt{D} / 2$, as in
+            Rossi et al. 2020, and suits inputs from 0 to 1.
         amplitude: Initial amplitude a, which is a standard deviation.
         learn: Whether lengthscales and amplitude are trained.
         generator: Source of randomness of the frequencies; the global generator by default.
@@ -103,8 +103,8 @@ class RandomFourierFeatures(nn.Module):
 class RandomFeatureNetwork(nn.Module):
     r"""$f_o(x) = \phi(x)^\top w_o$: random features and a linear layer without bias for each output (Rossi et al. 2020, eq. 15).
 
-    Each output has its own layer, `heads.0`, `heads.1`, ..., so that a posterior sees one column of weights per output. With
-    $w \sim \mathcal{N}(0, I)$ the outputs are independent Gaussian processes with the features' kernel.
+    Each output has its own layer, `heads.0`, `heads.1`, ..., so that a posterior sees one column of weights per output.
+    If $w \sim \mathcal{N}(0, I)$, the outputs are independent Gaussian processes with the features' kernel.
 
     Args:
         num_inputs: Number of inputs D.

@@ -32,9 +32,9 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
     $$ q(f) = \int p(f | u)\, q(u)\, du, \qquad
        \mathrm{ELBO} = \frac{N}{B} \sum_b \mathbb{E}_q \log p(y_b | f(x_b)) - \mathrm{KL}(q(u) \| p(u)) $$
 
-    with u the values at the inducing points, in the whitened form $u = L_K v$, $q(v) = \mathcal{N}(m, S)$. Rossi et al. (2020)
-    compare their method with this process. Inducing points, q, lengthscales, amplitude and noise are trained, and the bound has a
-    closed form. The class needs gpytorch (the extra `gp`).
+    where u are the values at the inducing points, in the whitened form $u = L_K v$, and $q(v) = \mathcal{N}(m, S)$.
+    Rossi et al. (2020) compare their method with this process. Inducing points, q, lengthscales, amplitude and noise
+    are trained. The bound has a closed form. The class needs gpytorch (the extra `gp`).
 
     Args:
         inducing_inputs: Initial inducing points, [M, D], such as a random choice of training inputs.
@@ -85,7 +85,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
         Args:
             x: Inputs.
-            memory: Memory budget of the covariances in bytes, which applies only if gradients are disabled.
+            memory: Memory budget of the covariances in bytes. It applies only if gradients are disabled.
         """
         checked_inputs(x)
         # gpytorch may form the covariance between all rows, so the square of the number of rows must fit.
@@ -106,7 +106,8 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
     @checked
     def elbo(self, x: Tensor, y: Tensor, *, num_data: DataCount) -> Tensor:
-        """Evidence lower bound of the whole dataset from one batch, in nats and in closed form; maximize it.
+        """Evidence lower bound of the whole dataset in nats, estimated from one batch. Training maximizes this bound.
+        The expectation over q has a closed form.
 
         Args:
             x: Inputs, [B, D].

@@ -54,12 +54,14 @@ class RandomFeatureGP(BayesianNetwork):
 
     Args:
         num_inputs: Number of inputs D.
-        num_features: Number of features n, an even number; a power of 4 fills the block of `"walsh_hadamard"`.
-        num_outputs: Number of outputs O, which are independent processes with the same kernel.
+        num_features: Number of features n, an even number. If n is a power of 4, the features fill the block of
+            `"walsh_hadamard"` completely.
+        num_outputs: Number of outputs O. The outputs are independent processes with the same kernel.
         posterior: A posterior, a name, or a dict with a name and options. The posteriors `"mean_field"`, `"full_covariance"` and
             `"walsh_hadamard"`, given by name, start with a standard deviation of 0.1.
         likelihood: Likelihood p(y | f); by default Gaussian with a learned variance that starts at 0.0004.
-        lengthscale: Initial lengthscales: a number, or one per input; $\sqrt{D} / 2$ by default, for inputs from 0 to 1.
+        lengthscale: Initial lengthscales: one number, or one number per input. The default is $\sqrt{D} / 2$ and suits
+            inputs from 0 to 1.
         amplitude: Initial standard deviation of f under the prior.
         learn_kernel: Whether lengthscales and amplitude are trained.
         exact_bound: Whether to use the closed form of the bound if likelihood and posterior have one; otherwise draws are used.
@@ -114,7 +116,7 @@ class RandomFeatureGP(BayesianNetwork):
 
         Args:
             x: Inputs, [B, D].
-            memory: Memory budget of the features in bytes, which applies only if gradients are disabled.
+            memory: Memory budget of the features in bytes. It applies only if gradients are disabled.
 
         Returns:
             Mean and variance, [B, O] each.
@@ -175,8 +177,9 @@ class RandomFeatureGP(BayesianNetwork):
         """The predictive distribution of a batch of inputs [B, D]; see `BayesianNetwork.predict` for the other arguments.
 
         Args:
-            method: `"draws"` gives a mixture over functions. `"closed_form"` uses `function_moments`: for a Gaussian likelihood
-                it is exact, and for classes it averages over draws of the outputs. For `"moments"` see `BayesianNetwork.predict`.
+            method: `"draws"` gives a mixture over functions. `"closed_form"` uses `function_moments`. For a Gaussian
+                likelihood the result is exact. For classes the result is an average over draws of the outputs. For
+                `"moments"` see `BayesianNetwork.predict`.
             options: Further arguments of `BayesianNetwork.predict`, for `"draws"` and `"moments"`.
 
         Raises:
@@ -198,7 +201,7 @@ class RandomFeatureGP(BayesianNetwork):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The process over a copy of a `RandomFeatureNetwork` of the same sizes."""
+        """Restore the process, with a copy of the given `RandomFeatureNetwork`, which must have the same sizes."""
         if not isinstance(net, RandomFeatureNetwork):
             raise ValueError(
                 f"the given network is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"

@@ -98,7 +98,8 @@ class Selector(ABC):
 
 
 class _OfSize(Selector):
-    """Selector of a given number or share of the weights. `choose` is a function of the candidates and this number."""
+    """Selector of a given number or share of the weights. `choose` is a function that takes the candidates and the
+    number of weights to choose."""
 
     def __init__(self, name: str, size: int | float, choose: Callable[[Candidates, int], Tensor]) -> None:
         if not size > 0 or (size > 1 and not isinstance(size, Integral)):
@@ -272,19 +273,19 @@ def as_mask(values: Any) -> Tensor:
 def largest_variance(size: Count | float, num_examples: Count | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
-    This is the strategy of Daxberger et al. 2021, section 4. With the variances of the full posterior, it would
-    minimize the squared 2-Wasserstein distance between the posteriors of the subnetwork and of the whole network. The
-    diagonal posterior approximates these variances.
+    This is the strategy of Daxberger et al. 2021, section 4. If the variances of the full posterior were used, this
+    choice would minimize the squared 2-Wasserstein distance between the posteriors of the subnetwork and of the whole
+    network. The diagonal posterior approximates these variances.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         num_examples: Number of examples, from the start of the data, that are used for the variances. By default all
             examples are used.
-        skip_flat: Whether to leave out weights without curvature, such as the weights of units that no example activates. The
-            fitted posterior's `repr` shows their share. Weights whose curvature is below `MIN_CURVATURE_RATIO` times
-            the prior precision are then chosen only if no other weights are left. All these weights have about the
-            prior's variance, which is the largest possible variance, but they do not change predictions near the data.
-            The paper's formula chooses them first.
+        skip_flat: Whether to leave out weights without curvature, such as the weights of units that no example
+            activates. The `repr` of the fitted posterior shows the share of such weights. If true, weights whose
+            curvature is below `MIN_CURVATURE_RATIO` times the prior precision are chosen only if no other weights are
+            left. The variance of such weights is about the prior's variance, which is the largest possible value, but
+            they do not change predictions near the data. The paper's formula chooses them first.
 
     Raises:
         ValueError: If the size is not positive, or if a share is above 1.
