@@ -21,7 +21,7 @@ from bayesify.likelihoods import Gaussian
 from bayesify.models import mlp
 from bayesify.posteriors import Dropout, MatrixNormal, MeanField, Posterior, WalshHadamard
 from bayesify.priors import Neal
-from bayesify.training import ModelStack
+from bayesify.training import Checkpointing, ModelStack
 from bayesify.training.schedules import cosine
 from bayesify.transforms import next_power_of_two
 from bayesify_papers.shared import records
@@ -268,7 +268,7 @@ def run_setting(
         options = {"outputs": rows.y.shape[-1]}
         made = [make(setting, data.X.shape[1], seed, unit=unit, **options) for seed, unit in enumerate(rows.units)]
         if setting.model == "NNG":
-            seconds = train_naturally(made, rows, recipe, report)
+            seconds = train_naturally(made, rows, recipe, checkpoint, report)
         else:
             stack = ModelStack([network.to(device) for network in made])
             seconds = train(stack, rows.x.to(device), rows.y.to(device), recipe, checkpoint, report=report)
@@ -326,17 +326,22 @@ def run_stored(
     content = {**(facts or {}), "dataset": network["dataset"], **about, "processor_seconds": round(seconds, 1)}
     records.write(path.with_suffix(".json"), content)
     records.write_lines(path, outcomes)
-    checkpoint.unlink(missing_ok=True)
+    for used in (checkpoint, *folder.glob(split_checkpoint(checkpoint, "*").name)):
+        used.unlink(missing_ok=True)
     return outcomes
 
 
-def train_naturally(networks: Sequence[BayesianNetwork], rows: Rows, recipe: Recipe, report: Report) -> float:
+def train_naturally(
+    networks: Sequence[BayesianNetwork], rows: Rows, recipe: Recipe, checkpoint: Path, report: Report
+) -> float:
     """Train the networks of the splits one after the other by noisy K-FAC (`NoisyKFAC`), and return processor seconds.
 
     Args:
         networks: Networks with `MatrixNormal` posteriors; changed in place.
         recipe: Recipe with the batch size and the number of steps, which is rounded to whole epochs. The learning rate is 0.1 and
             falls along half a cosine, as in `bayesify.compare`.
+        checkpoint: File whose name, with the number of the split, becomes the checkpoint of a network. A network whose training
+            has ended is not trained again.
         report: Function called after each network with its number of steps and the seconds of one network.
     """
     start = time.process_time()
@@ -345,9 +350,15 @@ def train_naturally(networks: Sequence[BayesianNetwork], rows: Rows, recipe: Rec
         loader = MemoryBatches(x, y, min(recipe.batch, len(x)))
         trainer = NoisyKFAC(network, num_data=len(x), num_draws=4, antithetic=True)
         epochs = math.ceil(recipe.total / len(loader))
-        trainer.fit(loader, epochs, schedule=cosine, seed=index, progress=False)
+        own = Checkpointing(split_checkpoint(checkpoint, index), every=epochs * len(loader))
+        trainer.fit(loader, epochs, schedule=cosine, checkpoint=own, seed=index, progress=False)
         report(epochs * len(loader), (time.process_time() - start) / (index + 1))
     return time.process_time() - start
+
+
+def split_checkpoint(checkpoint: Path, split: int | str) -> Path:
+    """Checkpoint of the network of one split, next to the checkpoint of all."""
+    return checkpoint.with_stem(f"{checkpoint.stem}-split{split}")
 
 
 def corrected(score: str, dataset: str, model: str, theirs: Score | None) -> Score | None:

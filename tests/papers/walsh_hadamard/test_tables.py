@@ -142,6 +142,25 @@ def test_a_smaller_g_is_the_same_network() -> None:
 
 
 @pytest.mark.slow
+def test_noisy_natural_gradient_resumes_after_the_last_finished_split(tmp_path: Path, monkeypatch: Any) -> None:
+    setting, judge = regression.Setting("NNG", 1, 4), regression.judge
+    whole = regression.run_setting(tmp_path / "whole", synthetic(), setting, shallow_regression.SMOKE)
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(regression, "judge", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        regression.run_setting(tmp_path, synthetic(), setting, shallow_regression.SMOKE)
+    kept = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert kept == [f"synthetic-nng-1x4-split{index}.safetensors" for index in range(3)]
+    monkeypatch.setattr(regression, "judge", judge)
+    monkeypatch.setattr(regression.NoisyKFAC, "_step", interrupted)
+    assert regression.run_setting(tmp_path, synthetic(), setting, shallow_regression.SMOKE) == whole
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+@pytest.mark.slow
 def test_table_2_goes_on_from_what_is_stored(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("walsh-hadamard/table2")
     tmp_path, first = done.folder, done.printed
