@@ -95,7 +95,7 @@ def simulate(seed: int) -> tuple[str, pandas.DataFrame, np.ndarray, pandas.DataF
 
 
 def score(model: BayesianRegressor, frame: pandas.DataFrame, y: np.ndarray, train: np.ndarray) -> dict[str, Any]:
-    """Distance of means from the range of training targets, and scores of new rows."""
+    """Distance of means and upper ends from the range of training targets, and scores of new rows."""
     mean, quantiles = model.predict(frame), model.predict_quantiles(frame, LEVELS.tolist())
     low, high = train.min(), train.max()
     room = (MAX_RATIO - 1) * (high if low >= 0 else high - low)
@@ -114,6 +114,7 @@ def score(model: BayesianRegressor, frame: pandas.DataFrame, y: np.ndarray, trai
         "furthest": float(beyond[usual].max()),
         "crps_over_constant": float(crps / guess),
         "inside_90": float(((lower <= y) & (y <= upper)).mean()),
+        "upper_ranges": float((upper.max() - high) / (high - low)),
         "warned": len(model.choices_["left_out"]) and model.choices_["left_out"][-1].startswith("These likelihoods"),
     }
 

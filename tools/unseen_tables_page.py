@@ -211,6 +211,7 @@ def stress(_: Found) -> str:
         ratio = geometric_mean([one["crps_over_constant"] for one in part])
         cells = [name, len(part), sum(one["exploded"] for one in part), max(one["furthest"] for one in part), ratio]
         cells.append(sum(one["inside_90"] for one in part) / len(part))
+        cells.append(max(one["upper_ranges"] for one in part))
         rows.append([f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in cells])
     header = [
         "kind",
@@ -219,6 +220,7 @@ def stress(_: Found) -> str:
         "furthest mean, 1 is the limit",
         "CRPS / CRPS of one guess",
         "held by 90 %",
+        "highest upper end, in ranges of the targets above the largest one",
     ]
     total = sum(one["exploded"] for one in tables)
     return f"{len(tables)} tables were run, and {total or 'no'} rows exploded.\n\n{table(header, rows)}"
