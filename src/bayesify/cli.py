@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _WithoutTypes:
-    """Commands whose help omits the type of a switch, because a switch takes no value."""
+    """Commands whose help shows no type for a switch such as `--quick`, because a switch takes no value."""
 
     def get_params(self, context: Any) -> list[Any]:
         """Options and arguments. Newer versions of typer would show the type of a switch as `<bool>`, so the type is hidden."""
@@ -142,8 +142,8 @@ def demo(
     """Fit every method to two small problems and write an HTML report with all predictions side by side.
 
     The problems are a regression with a gap in its data, and the classification of two moons. The demo takes about a
-    minute. Each method has a time budget. A method that fails is listed with the reason, and Ctrl-C keeps the finished
-    methods. The last line printed is the path of the report.
+    minute. Each method has a time budget. A method that fails is listed with the reason. After Ctrl-C, the report contains the
+    finished methods. The last line printed is the path of the report.
     """
     chosen = _choose(only, everything)
     path = _report_path(out)

@@ -43,7 +43,7 @@ LikelihoodChoice = Likelihood | str | Mapping[str, Any] | None
 
 
 def parse_posterior(choice: Choice) -> list[tuple[str | nn.Module | None, Posterior]]:
-    """Pairs of selector and posterior from any form that `bayesianize` accepts."""
+    """Pairs (selector, posterior), made from any form of the argument `posterior` that `bayesianize` accepts."""
     if isinstance(choice, Mapping) and not isinstance(choice.get("name"), str):
         if not choice:
             raise ValueError(
@@ -102,7 +102,8 @@ def make_choices(
 
 
 def restore_choices(net: nn.Module, config: Any) -> Choices:
-    """The objects that the `config()` of a Bayesian network describes. A path instead of plain data is an error."""
+    """The objects that the `config()` of a Bayesian network describes. Unlike `bayesianize`, this function does not accept the
+    path of a file."""
     if not isinstance(config, Mapping) or not isinstance(config.get("posterior"), Mapping):
         raise ValueError("the configuration of a Bayesian network must be a plain dict with an entry 'posterior'")
     return make_choices(net, config)
@@ -178,7 +179,8 @@ def make_likelihood(entry: LikelihoodChoice) -> Likelihood | None:
 
 
 def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -> Likelihood:
-    """A likelihood from its configuration and its entries in `state` (`likelihood.*`), on the device of `like`."""
+    """A likelihood made from its configuration and from the tensors in `state` that are named `likelihood.*`, on the device of
+    `like`."""
     likelihood = make_likelihood(config)
     if likelihood is None:
         raise ValueError("no likelihood is stored")

@@ -69,19 +69,19 @@ def bayesianize(
     Args:
         net: Any module. It is copied, not changed.
         posterior: An instance such as `MeanField()`, a name such as `"mean_field"`, or a dict that maps selectors to
-            posteriors. A plain dict or the path of a JSON file also works; it contains `{"name": ..., options}` instead
-            of each instance. The result of `BayesianNetwork.config()` is also accepted. A selector is a dotted name, a
-            glob pattern (its `*` also matches dots), a class name or a module object. Selectors are tried in order, and
-            each selects all weights inside the modules that it matches. Weights that no selector matches stay point
-            estimates. Normalization layers also stay point estimates unless a selector names them.
+            posteriors. A plain dict or the path of a JSON file is also accepted. Each posterior is then given as `{"name": ...,
+            options}`. The result of `BayesianNetwork.config()` is also accepted. A selector is a dotted name, a glob pattern (its
+            `*` also matches dots), a class name or a module object. Selectors are tried in order, and each selects all weights
+            inside the modules that it matches. Weights that no selector matches stay point estimates. Normalization layers also
+            stay point estimates unless a selector names them.
         likelihood: Likelihood p(y | outputs). `elbo` and `predict` need it.
         prior: Prior p(weights). The default is `Neal(8.0)`, or `Neal()` for `GlobalInducing` and `LocalInducing`.
         output: Key or position of the output that the likelihood describes, for a network that returns several outputs.
             By default, it is the only tensor that the network returns, or the output called `logits`.
         batch_statistics: How BatchNorm layers use running statistics while the posterior trains. With `"frozen"`, the running
-            statistics stay fixed and also normalize training batches, so that training and prediction use one function.
-            With `"train"`, each draw is normalized by its own batch statistics in training, and by averages over draws
-            in prediction. With `"auto"`, layers with trained statistics are frozen if the posterior is centered at the
+            statistics stay fixed and also normalize training batches, so that the network computes the same function in training
+            and in prediction. With `"train"`, each draw is normalized by its own batch statistics in training, and by averages
+            over draws in prediction. With `"auto"`, layers with trained statistics are frozen if the posterior is centered at the
             network's weights. A list of layer names freezes these layers.
 
     Returns:

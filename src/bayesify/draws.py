@@ -37,7 +37,7 @@ class Draw:
         runner: The network that the weights belong to.
         weights: Drawn weights, keyed by their names in `named_parameters()`.
         kl: KL of the draw in nats, a scalar.
-        buffers: Per-draw buffers, by name.
+        buffers: Buffers that belong to this draw, by name.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Draws:
         weights: Drawn weights, keyed by their names in `named_parameters()`: each is a tensor [S, *shape] or a
             structured weight.
         kl: KL of each draw in nats, [S].
-        buffers: Per-draw buffers (an ensemble's batch statistics), one dict per draw.
+        buffers: Buffers that differ between draws, such as the batch statistics of an ensemble's members; one dict per draw.
     """
 
     remedy: ClassVar[str] = ", such as bnn.draw(16)"
@@ -148,8 +148,8 @@ class Draws:
         """The number of examples whose activations fit into a memory budget, the cost of one example and, if this call
         measured the cost, the output of the first few examples. Draws that run together share the budget.
 
-        The cost of an example is measured with one draw over a few examples, once for each network and kind of inputs. It is
-        measured again whenever the batch must be split.
+        The cost of an example is measured once for each network and each kind of inputs, by running one draw on a few examples.
+        The cost is also measured again in each call that must split the batch.
         """
         total, like = batch_size(args, kwargs), next(iter(self.weights.values()))
         together = len(self) if runner.mode(len(self)) in ("vmap", "rows") else 1
@@ -201,13 +201,15 @@ class Draws:
         return Draws(self.runner, weights, self.kl, self.buffers)
 
     def detach(self) -> Draws:
-        """The same draws, detached from the posterior's parameters and from later training of the point estimates."""
+        """A copy of the draws that is detached from the posterior's parameters. Later training, also of the weights without a
+        posterior, does not change it."""
         plain = self.materialize()._copied(self.runner.snapshot())
         weights = {name: weight.detach() for name, weight in plain.weights.items()}
         return Draws(plain.runner, weights, self.kl.detach(), plain.buffers)
 
     def _copied(self, runner: Runner) -> Draws:
-        """The same draws, called through another runner. Tensors that training changes in place are copied."""
+        """The same draws with another runner, through which the network is called. Tensors that training changes in place are
+        copied."""
         weights = {name: _copy(weight) for name, weight in self.weights.items()}
         buffers = self.buffers and [{name: value.clone() for name, value in part.items()} for part in self.buffers]
         return Draws(runner, weights, self.kl, buffers)

@@ -1,4 +1,4 @@
-"""The list of all methods: posteriors, and methods that do more than define a posterior of a network."""
+"""The list of all methods. A method is either a posterior of a network or has its own training function."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Method:
         starts_at_point: Whether `fit` first calls `training.task.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
         draws_in_steps: Whether `fit` takes `num_draws`, the number of weight draws per training step.
-        starts_at_rows: Name of the option that takes rows of the training data as its initial value.
+        starts_at_rows: Name of the option whose initial value consists of rows of the training data.
     """
 
     name: str

@@ -113,12 +113,12 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         batch_statistics: See `bayesianize`.
 
     Attributes:
-        network: The copy of `net`. The slots of weights under the posterior are empty.
+        network: The copy of `net`. The slots of the weights that the posterior draws are empty.
         posteriors: The bound posteriors, one per selector.
         likelihood: A copy of the given likelihood, on the network's device.
         prior: The bound prior.
-        given_weights: The weights of `net`, kept until `fit` has compared the posterior with them. Empty if every
-            posterior starts at these weights and `fit` restarts none of them.
+        given_weights: The weights of `net`, kept until `fit` has compared the posterior with them. Empty if every posterior
+            starts at these weights and `fit` restarts no posterior.
         start: The settings with which the posteriors started.
         frozen_statistics: Names of the layers whose running statistics stay fixed in training mode.
         kept_statistics: Draws that have their own running statistics and that `predict` uses, or `None`; see `keep_draws`.
@@ -221,7 +221,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @property
     def weights(self) -> dict[str, Weight]:
-        """The weights under a posterior, by name."""
+        """The weights that have a posterior, by name."""
         return dict(self._weights)
 
     def _decided(self) -> Road:
@@ -469,7 +469,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             keep_outputs: Whether to keep all outputs regardless of their size. By default the budget decides.
             split_batch: Whether the batch may be split. Set it to false if the output of a row depends on other rows,
                 or if an input, such as a graph, belongs to the whole batch.
-            draws: Draws of this network to use instead of fresh draws. To serve many requests, call `draw(16).detach()` once.
+            draws: Draws of this network to use instead of fresh draws. To serve many requests, call `draw(16).detach()` once and
+                pass the result each time.
             method: `"draws"`, or `"moments"` to propagate means and variances through the network in one pass without draws.
                 `"moments"` works for posteriors of independent Gaussians (`MeanField`, `KTied`, `Point`); see
                 `bayesify.moments`.
@@ -578,12 +579,12 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return summarize(self._catalog.weights, self._left, self.posteriors, points, total)
 
     def extra_repr(self) -> str:
-        """The number of weights under a posterior."""
+        """The number of weights that have a posterior."""
         return f"{len(self._weights)} of {len(self._catalog.weights)} weights under a posterior"
 
 
 def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
-    """Set, in place, the posteriors' units and the dropout rates that `fit` found before its first step and saved in
+    """Set, in place, the posteriors' units and the dropout rates. `fit` found them before its first step and saved them in
     `state`.
 
     A weight of the network is the posterior's weight times its unit $10^k$. `unit_powers` holds the k of each weight.

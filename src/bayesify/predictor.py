@@ -38,9 +38,11 @@ class Serializable(ABC):
     @classmethod
     @abstractmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """The object that `config` and `state` describe, over a copy of `net`. The network's code is not stored.
+        """Restore the object that `config` and `state` describe, with a copy of `net` as its network. The network's code is not
+        stored.
 
-        Both arguments may come from an untrusted file: no other file is opened, and wrong contents raise an error.
+        Both arguments may come from an untrusted file. The function therefore opens no other file, and it raises an error if the
+        contents are wrong.
         """
 
     def fingerprint(self) -> dict[str, str]:
@@ -66,11 +68,12 @@ class Predictor(Serializable):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """The number of different draws, or `None` if they cannot be counted. A prediction uses each of them once by default."""
+        """The number of different draws, or `None` if they cannot be counted. By default, a prediction uses each different draw
+        once."""
         return None
 
     def require_likelihood(self, what: str) -> Likelihood:
-        """The likelihood, or a `ValueError` saying that `what` needs one."""
+        """The likelihood. If there is none, raise a `ValueError` which says that `what` needs a likelihood."""
         if self.likelihood is None:
             raise ValueError(
                 f"{what}: this network has no likelihood; pass one to bayesianize, such as likelihoods.Categorical()"
@@ -114,11 +117,12 @@ class Drawable(Predictor):
         """Draw functions. Each draw is one function for all inputs."""
 
     def prediction_draws(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
-        """The draws that `predict` uses with the same arguments. For many batches, pass them to `predict` as `draws`.
+        """The draws that `predict` uses with the same arguments. To use the same draws for many batches, pass them to `predict`
+        as `draws`.
 
-        For a network with BatchNorm, `keep_draws` or the end of `fit` may have kept draws. The result is then the first
-        `num_draws` kept draws, each with its own statistics. All draws are fresh if `num_draws` exceeds the number of
-        kept draws or if a parameter has changed. Fresh draws are normalized by running averages.
+        For a network with BatchNorm, `keep_draws` or the end of `fit` may have stored draws. In this case, the result consists of
+        the first `num_draws` stored draws, each with its own statistics. All draws are fresh if `num_draws` exceeds the number of
+        stored draws or if a parameter has changed. Fresh draws use the running averages of the BatchNorm layers.
         """
         kept = self._kept_draws(num_draws)
         if kept is not None:
@@ -153,7 +157,7 @@ class Batch:
         return torch.ones(len(self), dtype=torch.float64) if self.weights is None else self.weights.cpu().double()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> tuple[Any, Tensor, Tensor | None]:
-        """Inputs, targets and weights after applying a function to each tensor."""
+        """Apply a function to each tensor of the inputs, the targets and the weights."""
         if isinstance(self.x, Tensor):
             return function(self.x), function(self.y), None if self.weights is None else function(self.weights)
         found: tuple[Any, Tensor, Tensor | None]
@@ -180,7 +184,7 @@ class Batch:
         return float(self.counts @ values.reshape(len(self), -1).mean(1).double().cpu() / self.counts.sum())
 
     def rows(self, index: slice | Tensor) -> Batch:
-        """Some of the examples. Inputs whose length differs from the batch size are kept whole."""
+        """Some of the examples. An input whose length differs from the batch size is not indexed."""
         return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
 
 
@@ -188,7 +192,8 @@ class Trainable(ABC):
     """A model that `fit` can train: parameters, and an objective with two terms.
 
     Attributes:
-        phases: The phases of training. Models whose posterior mean can be trained first have the phase `"map"`.
+        phases: The phases of training. If a model's posterior mean can be trained before its other parameters, the model has the
+            phase `"map"`.
         remedy: Advice for error messages: how to get a model that can be trained.
     """
 
@@ -197,7 +202,7 @@ class Trainable(ABC):
 
     @property
     def module(self) -> nn.Module:
-        """The module that holds parameters, buffers and modes. By default this is the object itself."""
+        """The module that owns the parameters, the buffers and the mode (train or eval). By default this is the object itself."""
         assert isinstance(self, nn.Module)
         return self
 

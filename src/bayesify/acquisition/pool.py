@@ -39,7 +39,7 @@ class PoolRun:
     rounds: list[dict[str, float]]
 
     def labels_to_reach(self, name: str, value: float) -> int | None:
-        """The smallest number of labels with which a score was at least `value`; `None` if no round reached it.
+        """The smallest number of labels with which the score `name` was at least `value`; `None` if no round reached this value.
 
         Raises:
             ValueError: If `evaluate` returned no score of this name.
@@ -77,8 +77,8 @@ def label_pool(
             equal models.
         ask: Function that takes indices in the pool and returns a tensor of labels, with one row per index.
         x: Inputs of the pool, [N, ...].
-        choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or your own function. It takes the model, the unlabeled
-            inputs, the number of examples to choose and a generator, and it returns indices among the unlabeled inputs.
+        choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or your own function. The function takes the model, the
+            unlabeled inputs, the number of examples to choose and a generator. It returns indices into the unlabeled inputs.
         start: Indices of the examples that are labeled first.
         size: Number of labels per round; the last round has fewer if the pool runs out.
         rounds: Number of rounds after the start.

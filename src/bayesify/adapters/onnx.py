@@ -129,8 +129,7 @@ def export_onnx(
     posterior S times and the other weights once. Layers before the first layer with drawn weights run only once, not
     once per draw. For a `Laplace`, the graph runs the network with drawn weights, not the linearized network.
 
-    Before the file is moved to `path`, its outputs are compared with torch's outputs. The comparison uses three
-    batches: `x`, the first example alone, and `x` with the first example appended.
+    Before the file is moved to `path`, its outputs are compared with torch's for `x`, for one example, and for `x` plus one example.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
     file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
@@ -145,15 +144,12 @@ def export_onnx(
         likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
-        tolerance: Largest accepted difference from torch's outputs. Each difference is divided by 1 + the absolute
-            value of torch's output.
-        sample: Whether the file makes its own draws. If true or `"seed"`, the file computes the draws from an input
-            `seed`, a 64-bit integer. If `"noise"`, the file computes them from an input `noise` of standard normal
-            numbers, [S, K]. The model must be a `BayesianNetwork` on the CPU with mean-field, k-tied, matrix normal,
-            inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
+        tolerance: Largest accepted difference from torch's outputs, each divided by 1 + the absolute value of torch's output.
+        sample: Whether the file makes its own draws. If true or `"seed"`, the draws come from an input `seed`, a 64-bit integer.
+            If `"noise"`, from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork` on the
+            CPU with mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
         int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
-            The comparison with torch takes place before the weights are rounded to integers, so check the scores of the
-            file on your own data.
+            The comparison with torch precedes the rounding to integers, so check the scores of the file on your own data.
 
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is not installed.

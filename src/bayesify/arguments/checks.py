@@ -45,7 +45,7 @@ class Range:
     below: float | None = None
 
     def words(self, value: Any, kind: str) -> str | None:
-        """The remedy for a value that is out of range or not a number; `None` if the value is in range."""
+        """The part of the error message that says which values are valid; `None` if the value is in range."""
         number = isinstance(value, numbers.Real)
         if (self.least, self.below) == (0, 1) and not (number and 0 <= value < 1):
             return f"{kind} of at least 0 and below 1"
@@ -110,7 +110,7 @@ Device = Annotated[str | torch.device, _device_words]
 
 @dataclass(frozen=True)
 class _Refused:
-    """The reason for refusing a value: the remedy, and whether the value's type was right."""
+    """The reason why a value is refused: a description of the valid values, and whether the value has the right type."""
 
     words: str
     kind_fits: bool = False
@@ -142,9 +142,10 @@ _NAMES_ELSEWHERE = {
 def checked(thing: T) -> T:
     """Decorator that compares the arguments of a function, or of a class's `__init__`, with their annotations.
 
-    It checks `bool` (numbers are refused), `int` (by `operator.index`; flags and tensors are refused), `float` (a real number
-    that float32 holds), `str`, `Literal`, tensors, generators, functions, paths, sequences and mappings with their entries, and
-    classes. Other annotations (`Any`, type variables, protocols) accept everything. Inside a compiled function nothing is checked.
+    It checks the types `bool`, `int`, `float`, `str`, `Literal`, tensors, generators, functions, paths, classes, and sequences
+    and mappings with their entries. A `bool` must not be a number. An `int` must work with `operator.index` and must not be a
+    flag or a tensor. A `float` must be a real number in the range of float32. Other annotations (`Any`, type variables,
+    protocols) accept everything. Inside a compiled function nothing is checked.
     """
     if isinstance(thing, type):
         if "__init__" in vars(thing):
@@ -185,7 +186,7 @@ def refuse(owner: str, name: str, value: Any, words: str) -> BadArgument:
 
 
 def shown(value: Any) -> str:
-    """A value as text for a message: tensors by their shape, long text shortened."""
+    """Text that represents a value in a message. A tensor is represented by its shape, and long text is shortened."""
     if isinstance(value, Tensor | np.ndarray):
         kind = "a tensor" if isinstance(value, Tensor) else "an array"
         return f"{kind} {list(value.shape)}"
@@ -209,7 +210,7 @@ def _answer(function: Any, args: tuple[Any, ...], name: str, value: Any, taken: 
 
 
 def _owner(function: Any, args: tuple[Any, ...]) -> str:
-    """Name of a function in messages."""
+    """Name by which error messages call a function."""
     whose, _, what = function.__qualname__.rpartition(".")
     if whose and args:
         whose = type(args[0]).__name__ if not isinstance(args[0], type) else args[0].__name__

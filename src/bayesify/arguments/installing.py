@@ -10,9 +10,9 @@ from importlib import metadata
 def how_to_install(extra: str) -> str:
     """A pip command for the packages of an extra that are not installed, as the remedy of an error message.
 
-    The command names the packages and their versions instead of `bayesify[extra]`, so that it also works for a wheel, a
-    checkout or a copy of the source. If all packages are installed and the import still failed, the command names all
-    packages, so that pip replaces outdated versions.
+    The command names the packages and their versions instead of `bayesify[extra]`. It therefore also works if bayesify was
+    installed from a wheel, a checkout or a copy of the source. If all packages are installed and the import still failed, the
+    command names all packages, so that pip replaces outdated versions.
     """
     packages = _packages(extra)
     if not packages:

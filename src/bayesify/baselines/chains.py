@@ -25,7 +25,7 @@ MAX_R_HAT = 1.05
 class Diagnostics:
     r"""Convergence diagnostics of several chains.
 
-    A function is one output, or one class probability, at one input.
+    In these diagnostics, a "function" is one output, or one class probability, at one input.
 
     Args:
         r_hat: Largest split R-hat over all functions.

@@ -31,12 +31,12 @@ SHORT_TRAJECTORY_STEPS = 16
 
 
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """Train the network to the maximum a posteriori for all epochs. Then collect iterates at a `gentle_rate` for half
-    as many epochs.
+    """Train the network to the maximum a posteriori for all epochs. Then continue at a lower learning rate, `gentle_rate`, for
+    half as many epochs, and collect iterates.
 
-    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. When the
-    first phase had only half of the epochs, the curve fitted in the demonstration was flat (NLL 0.78 instead of -0.53).
-    If rows represent w examples on average, gradients are w times as large, so the learning rate is divided by w.
+    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. In the
+    demonstration, a first phase of only half the epochs gave a flat curve (NLL 0.78 instead of -0.53). If rows represent w
+    examples on average, gradients are w times as large, so the learning rate is divided by w.
     """
     trained = train_point(task)
     swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)
@@ -77,10 +77,11 @@ def _all_rows(task: TrainingTask) -> dict[str, Any]:
 
 
 def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """Run a chain of `nuts` with one step per epoch. Before these steps, the chain takes the same number of warm-up steps.
+    """Run a Markov chain with `nuts`; the number of its steps is the task's number of epochs. Before these steps, the chain takes
+    the same number of warm-up steps.
 
-    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps only gives a first impression. Each of its steps uses an eighth of the
-    usual number of gradients.
+    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only meant for a first impression. Each step of such a chain uses an
+    eighth of the usual number of gradients.
     """
     epochs, rows = task.epochs, _all_rows(task)
     bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)
@@ -100,9 +101,8 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
     """Train an ensemble to the maximum a posteriori, then run chains of `microcanonical` from its members.
 
-    Each chain has one trajectory per epoch, after half as many warm-up trajectories. Chains of fewer than
-    `MIN_FULL_CHAIN_STEPS` trajectories only give a first impression; their trajectories have at most `SHORT_TRAJECTORY_STEPS`
-    steps.
+    Each chain has one trajectory per epoch, after half as many warm-up trajectories. Chains of fewer than `MIN_FULL_CHAIN_STEPS`
+    trajectories are only meant for a first impression, so their trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
     """
     epochs, rows = task.epochs, _all_rows(task)
     with own_generators(seed=task.seed):

@@ -1,4 +1,4 @@
-"""IVON: mean-field variational inference by natural gradients, at the cost of Adam."""
+"""IVON: mean-field variational inference by natural gradients. A step costs about as much as a step of Adam."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class IVON(NaturalGradient):
        m \leftarrow m - \alpha \frac{g / (1 - \beta_1^t) + \delta m}{h + \delta}. $$
 
     The reparameterization trick makes $\hat h$ an estimate of the Hessian's diagonal, averaged over q. The last term in the
-    update of h keeps $h + \delta$ positive. At a fixed point, the mean and the standard deviations are stationary for the bound
-    of `bnn.elbo`. For linear regression with known noise, m is then the exact posterior mean, and $1 / \sigma^2$ is the diagonal
-    of the exact precision.
+    update of h keeps $h + \delta$ positive. At a fixed point of these steps, the gradient of the bound `bnn.elbo` with respect to
+    the means and standard deviations is 0. For linear regression with known noise, m is then the exact posterior mean, and $1 /
+    \sigma^2$ is the diagonal of the exact precision.
 
     A step needs one ordinary gradient of the bound. The gradient's component for $\log \sigma$ is $G = \sigma^2 (\hat h - h)$,
     so $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. Gradients of single examples are not
@@ -61,13 +61,14 @@ class IVON(NaturalGradient):
         learning_rate: Learning rate $\alpha$; 1 would be a full Newton step.
         momentum: Decay $\beta_1$ of the gradient's moving average.
         decay: Decay $\beta_2$ of the curvature's moving average. The standard deviations follow the curvature of the last
-            $1 / (1 - \beta_2)$ steps. For a trained network, use 1 - 3 / steps, which averages over a third of the run. The
-            standard deviation of a weight without curvature then grows 4.5-fold.
+            $1 / (1 - \beta_2)$ steps. To start from a trained network, use 1 - 3 / steps, where steps is the number of steps of
+            the run. The average then covers a third of the run. With this decay, the standard deviation of a weight without
+            curvature grows by a factor of 4.5.
         init_curvature: Initial h, the same for all weights. By default the posterior's initial standard deviations are kept.
             They are a tenth of the weights' absolute values, which suits a trained network.
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; by default there is no bound.
         num_draws: Number of draws of the weights per step.
-        kl_weight: Factor on the KL. N is divided by this factor.
+        kl_weight: Factor on the KL. The steps use N divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:
@@ -171,7 +172,8 @@ class IVON(NaturalGradient):
 
 
 class CurvatureDescent(torch.optim.Optimizer):
-    r"""Optimizer that takes `IVON`'s steps, given gradients of the negative bound per example. Point estimates take Adam's steps.
+    r"""Optimizer that takes `IVON`'s steps. Its gradients must be those of the negative bound per example. Parameters without a
+    posterior take Adam's steps.
 
     All state is in tensors on the parameters' device, and steps do not synchronize with the host, so that they can be captured
     in a CUDA graph. If `fit` sets `found_inf`, a step changes nothing. `pairs` are means and log standard deviations,
@@ -227,7 +229,7 @@ class CurvatureDescent(torch.optim.Optimizer):
             self._step(means, log_stds, [value / self.effective_data for value in precisions], found)
 
     def _step(self, means: list[Tensor], log_stds: list[Tensor], decays: list[float], found: Tensor | None) -> None:
-        """Apply the formula of `IVON`; `decays` are the values of delta."""
+        """Apply the update formula of `IVON`; `decays` contains the value of delta for each weight."""
         group = self.param_groups[0]
         (momentum, decay), total, rate = group["betas"], self.effective_data, group["lr"]
         for mean in means:

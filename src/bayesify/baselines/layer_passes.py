@@ -1,4 +1,5 @@
-"""One pass of a network with drawn weights: gradients at its layers, gradients of its weights, and gradients of single examples."""
+"""A forward and a backward pass of a network with drawn weights. The backward pass gives gradients at the layers' outputs,
+gradients of the weights, and gradients of single examples."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ INIT_STEP_SIZE = 0.02
 class Microcanonical:
     r"""The state and the dynamics of C chains that move together.
 
-    Each chain has a position z and a direction u with $|u| = 1$. The position holds the weights in units of the prior's
-    standard deviation. The chain follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023,
-    eq. 6),
+    Each chain has a position z and a direction u with $|u| = 1$. The position contains the weights, divided by the prior's
+    standard deviations. The chain follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq.
+    6),
 
     $$ \dot z = u, \qquad \dot u = \frac{1}{P - 1} (I - u u^\top) \nabla \log p(z, y), $$
 
@@ -56,10 +56,10 @@ class Microcanonical:
 
     With `adjust`, a trajectory starts in a random direction and is accepted with probability $\min(1, e^{-\Delta E})$, where
     $\Delta E$ is the sum of the energy errors of its steps (Robnik et al. 2025). The draws are then exact. Without `adjust`,
-    every trajectory is accepted. After each step, noise turns the direction, $u \leftarrow (u + \nu \xi) / |\cdot|$ with
-    $\nu^2 = (e^{2 \epsilon / L} - 1) / P$, so that the chain forgets its direction after a length L (Robnik & Seljak 2023). The
-    draws are then biased. The bias depends on the variance, per weight, of a step's energy error, and $\epsilon$ is tuned to a
-    given variance.
+    every trajectory is accepted. After each step, noise turns the direction: $u \leftarrow (u + \nu \xi) / |\cdot|$ with $\nu^2 =
+    (e^{2 \epsilon / L} - 1) / P$. The chain therefore forgets its direction after it has moved by a length L (Robnik & Seljak
+    2023). The draws are then biased. The bias depends on the variance of a step's energy error, divided by the number of weights.
+    $\epsilon$ is tuned so that this quantity equals `energy_variance`.
     """
 
     stack: ModelStack  # C networks with the posterior `Point`, at the chains' starting points
@@ -101,7 +101,8 @@ class Microcanonical:
         return found.detach(), torch.cat([slope.flatten(1) for slope in slopes], dim=1) * self.scale
 
     def _turn(self, share: float) -> Tensor:
-        """Turn the directions toward the gradient for a share of a step, and return the gain of kinetic energy, [C]."""
+        """Turn the directions toward the gradient, as in a given fraction of a step, and return the gain of kinetic energy,
+        [C]."""
         norm = self.gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
         toward = self.gradient / norm
         angle = share * self.step * norm / (self.size - 1)
@@ -168,9 +169,9 @@ class Microcanonical:
     def warm_up(self, num_trajectories: int) -> None:
         r"""Tune the step size from the chains' mean energy error, and the length L from the spread of their positions.
 
-        The trajectories of the first third are short, and they tune the step size. The second third also estimates the
-        spread $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains, which becomes the length L. If the chains are
-        still far apart, the spread is the distance that each chain still has to travel. The last third tunes the step
+        The trajectories of the first third are short, and they tune the step size. The second third tunes the step size further
+        and estimates the spread $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains. This spread becomes the length L. If the
+        chains are still far apart, the spread is the distance that each chain still has to travel. The last third tunes the step
         size for this length.
         """
         # Energy errors of trajectories are nearly N(s^2 / 2, s^2), so the acceptance probability is 2 Phi(-s / 2).
@@ -250,9 +251,9 @@ def microcanonical(
         num_draws: Number of draws T that each chain keeps.
         num_warmup: Number of warm-up trajectories, in which step size and length are tuned.
         thin: Number of trajectories per kept draw.
-        adjust: Whether trajectories can be rejected. If they cannot, the draws are biased, but networks with many
-            thousands of weights allow longer steps.
-        max_steps: Largest mean number of steps of a trajectory.
+        adjust: Whether trajectories can be rejected. If false, the draws are biased, but the steps can be longer in networks with
+            many thousands of weights.
+        max_steps: Upper limit on the mean number of steps per trajectory.
         checkpoint: File in which the chains are stored. A call with the same arguments, or with more draws, continues the chains.
         seed: Seed of the chains.
 

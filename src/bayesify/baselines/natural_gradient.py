@@ -1,4 +1,4 @@
-"""Base classes of VOGN, IVON and noisy K-FAC, which train a Gaussian posterior by natural gradient steps."""
+"""Base classes of VOGN, IVON and noisy K-FAC, three methods that train a Gaussian posterior with natural gradients."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class NaturalGradient(ABC):
 
     @abstractmethod
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
-        """Arguments with which `bayesify.fit` takes this trainer's steps, including the caller's options."""
+        """Arguments with which `bayesify.fit` takes this trainer's steps; they include the options that the user gave."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -173,7 +173,8 @@ class NaturalGradient(ABC):
 
 
 class TrainerUpdate(Update):
-    """Identity of a training run: the trainer's arguments, the number of epochs, and the schedule of the learning rate."""
+    """Description of a training run, by which `fit` recognizes a checkpoint of the same run: the trainer's arguments, the number
+    of epochs, and the schedule of the learning rate."""
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
         self.trainer, self.epochs, self.schedule, self.rate = trainer, epochs, schedule, trainer.learning_rate
@@ -187,11 +188,11 @@ class TrainerUpdate(Update):
 class LayerwiseTrainer(NaturalGradient):
     r"""A trainer whose steps use the inputs of layers and the gradients of single examples at the layers' outputs.
 
-    An example of weight $\omega$ counts as $\omega$ examples. Sums over a batch are weighted, but B and N count rows. A
-    quantity per example, such as the damping, is therefore multiplied by the mean weight of all batches so far.
+    An example of weight $\omega$ counts as $\omega$ examples. Sums over a batch are weighted, but B and N count rows. A quantity
+    per example, such as the damping, is therefore multiplied by the mean example weight over all batches so far.
 
-    `VOGN` documents the arguments. With `antithetic`, draws come in pairs of opposite noise, which cancels the noise of a
-    gradient that is linear in the weights.
+    `VOGN` documents the arguments. With `antithetic`, draws come in pairs with opposite noise. If the gradient is linear in the
+    weights, the noise of the two draws cancels.
     """
 
     options: ClassVar[tuple[str, ...]] = ("antithetic", "damping")

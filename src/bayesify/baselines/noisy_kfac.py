@@ -32,24 +32,25 @@ class NoisyKFAC(LayerwiseTrainer):
     r"""Noisy natural gradient with a matrix normal posterior (NNG; Zhang et al. 2018, algorithm 2).
 
     Consider the matrix `[W b]` of a layer. Let $a$ be the layer's inputs (with a 1 appended for the bias), and let $g$ be the
-    gradients of $-\log p(y | f)$ at its outputs. The Fisher information is approximated by $A \otimes S$, with moving averages of
+    gradients of $-\log p(y | f)$ at its outputs. The Fisher information is approximated by $A \otimes S$, where A and S are
+    moving averages of
 
     $$ A = \tfrac1B \sum_i \sum_t a_{it} a_{it}^\top, \qquad S = \tfrac{1}{B T} \sum_i \sum_t g_{it} g_{it}^\top $$
 
-    over the T positions at which the layer is applied (Martens & Grosse 2015; Grosse & Martens 2016 for convolutions). With
-    prior precision $\delta$, N examples and $\gamma = \delta / N$, a step is
+    and t runs over the T positions at which the layer is applied (Martens & Grosse 2015; Grosse & Martens 2016 for convolutions).
+    With prior precision $\delta$, N examples and $\gamma = \delta / N$, a step is
 
     $$ M \leftarrow M - \alpha\, S_{\gamma + \eta}^{-1} \Big(\tfrac1B \sum_i \nabla_i + \gamma M\Big) A_{\gamma + \eta}^{-1}, \qquad
        q = \mathcal{MN}\big(M,\ \tfrac1N S_\gamma^{-1},\ A_\gamma^{-1}\big), $$
     $$ A_\gamma = A + \pi \sqrt\gamma\, I, \qquad S_\gamma = S + \tfrac{1}{\pi} \sqrt\gamma\, I, \qquad
        \pi^2 = \frac{\operatorname{tr} A / d_a}{\operatorname{tr} S / d_s}, $$
 
-    where the gradient is taken at a draw from q and has momentum, and only the step has the extra damping $\eta$. The prior's
-    part of the gradient is evaluated at the mean; the paper evaluates it at the draw. The two are equal in expectation, and the
-    gradient at the mean has less noise. At a fixed point of linear regression with one layer and noise variance v, M is the
-    exact posterior mean, $A = \frac1N \sum_i a_i a_i^\top$ and $S = I / v$. The exact covariance of each output is
-    $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$. The covariance of q differs from it only because the prior is split over the
-    two factors; the covariances agree as $\delta \to 0$.
+    where the gradient $\nabla_i$ is taken at a draw from q and averaged with momentum. The extra damping $\eta$ applies only to
+    the step of M, not to the covariance of q. The prior's part of the gradient is evaluated at the mean; the paper evaluates it
+    at the draw. The two have the same expectation, but the value at the mean has less noise. At a fixed point of linear
+    regression with one layer and noise variance v, M is the exact posterior mean, $A = \frac1N \sum_i a_i a_i^\top$ and $S = I /
+    v$. The exact covariance of each output is $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$. The covariance of q differs from the
+    exact one only because the prior is split between the two factors; the difference vanishes as $\delta \to 0$.
 
     Like `VOGN`, this class is a trainer for a Bayesian network, here with `MatrixNormal` posteriors. `VOGN` documents the
     arguments that the two classes share.
@@ -64,10 +65,9 @@ class NoisyKFAC(LayerwiseTrainer):
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
         damping: Extra damping $\eta$.
-        fisher: Source of the gradients g in S. `"sampled"` draws one vector per example; the covariance of the vector
-            is the likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher
-            information, with one backward pass per output. `"empirical"` uses the gradients of the log-likelihood of
-            the targets, at no extra cost.
+        fisher: How the gradients g in S are obtained. `"sampled"` draws one random vector per example, whose covariance is the
+            likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher information, with one
+            backward pass per output. `"empirical"` uses the gradients of the log-likelihood of the targets, at no extra cost.
         factor_every: Number of steps between observations of A and S.
         inverse_every: Number of steps between factorizations. Each factorization updates the posterior's covariance.
 
@@ -151,7 +151,8 @@ class NoisyKFAC(LayerwiseTrainer):
     # -- factors ---------------------------------------------------------------------------------------------------
 
     def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
-        """For each layer name, A and S of one draw. Both contain the example weights; A is later divided by the mean weight."""
+        """A and S of one draw, as mappings from layer names to matrices. Both contain the example weights; A is later divided by
+        the mean weight."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}

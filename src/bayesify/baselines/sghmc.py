@@ -37,7 +37,7 @@ POWER_STEPS = 15
 
 
 class CyclicalSGHMC(torch.optim.Optimizer):
-    r"""Momentum with friction and noise (Chen et al. 2014, eq. 15), in cycles (Zhang et al. 2020, eq. 1).
+    r"""Momentum with friction and noise (Chen et al. 2014, eq. 15), with a cyclical learning rate (Zhang et al. 2020, eq. 1).
 
     $$ v \leftarrow (1 - a) v - \ell_t s^2 \nabla \tfrac{1}{N} U + s \sqrt{2 a \ell_t / N}\, \xi, \qquad w \leftarrow w + v $$
 

@@ -59,8 +59,8 @@ NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
     """A learning rate of SGD that suits the noise of a likelihood.
 
-    If the Gaussian noise variance is below a tenth of `spread`, the variance of the targets, the rate shrinks in proportion to
-    the noise variance, because the loss becomes steeper by the same factor.
+    The rate shrinks if the variance of the Gaussian noise is below a tenth of `spread`, the variance of the targets. It is then
+    proportional to the noise variance, because the loss becomes steeper by the same factor.
     """
     noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
     return rate * min(1.0, 10 * noise / spread)
@@ -73,16 +73,17 @@ class SWAG(Drawable):
 
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
 
-    $\bar w$ and $v$ are the mean and the variance of the collected iterates. The K columns of D belong to the last K iterates:
-    each column is the iterate's deviation from the running mean at the time it was collected (section 3.2). With `rank=0` the
+    $\bar w$ and $v$ are the mean and the variance of the collected iterates. The K columns of D belong to the last K iterates.
+    Each column is the deviation of an iterate from the mean of the iterates collected until then (section 3.2). With `rank=0` the
     posterior is SWAG-Diagonal, $\mathcal{N}(\bar w, c \operatorname{diag}(v))$. The posterior covers every trainable parameter,
-    including parameters of normalization layers. The moments are stored in float32 or float64. The variance is stored as a sum
-    of squared deviations, because the difference of two moments would lose precision in float32.
+    including parameters of normalization layers. The moments are stored in float32 or float64. The variance is stored as a sum of
+    squared deviations. The alternative, $E[w^2] - E[w]^2$, would lose precision in float32.
 
     Batch statistics belong to the weights with which they were collected. If the network has BatchNorm, `draw` and `predict`
     need a loader over training data, from which each draw computes its own statistics. Otherwise no loader is needed.
 
-    Continue training from a trained network with `fit`, which works on a copy, or call `collect(net)` in your own loop.
+    To collect iterates, call `fit`, which continues training on a copy of the network, or call `collect(net)` in your own
+    training loop.
 
     Args:
         net: The trained network, which is copied.
@@ -185,15 +186,15 @@ class SWAG(Drawable):
 
         The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. Parameters of the
         likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Without BatchNorm,
-        `history.findings` warns if the iterates' mean predicts worse than the network. If rows have weight w, divide the rate by w.
+        `history.findings` warns if the mean of the iterates predicts worse than the original network.
 
         Args:
             loader: Iterable of batches that can be iterated once per epoch.
             epochs: Number of passes over the data. An iterate is collected at the end of each pass.
-            learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is
-                `gentle_rate(0.01, likelihood)`; in a regression, the last layer's rate is multiplied by the targets' variance, so
-                that their unit does not matter. If the iterates predict training rows worse than the network does, training
-                starts again at a quarter of the default rate, at most four times.
+            learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is `gentle_rate(0.01,
+                likelihood)`; in a regression, the last layer's rate is multiplied by the targets' variance, so that their unit does
+                not matter. If the iterates predict training rows worse than the original network, training starts again at a
+                quarter of the default rate, at most four times. If all rows have the example weight w, divide the rate by w.
             momentum: Momentum of SGD.
             prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
             weight_decay: Weight decay of SGD, the same for all weights; give either this or a prior.
@@ -265,8 +266,8 @@ class SWAG(Drawable):
         make: Callable[[], _Iterating],
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
-        """Train at falling rates, starting with `rate`, until the posterior predicts the rows from `read` no worse than the
-        network does.
+        """Train at `rate`, and again from the start at lower rates, until the posterior predicts the rows from `read` about as
+        well as the original network.
 
         If `read` is `None`, train once.
         """
@@ -309,8 +310,8 @@ class SWAG(Drawable):
     def _with_rates(
         self, groups: list[dict[str, Any]], rate: float, spread: float, first: Sequence[Batch]
     ) -> list[dict[str, Any]]:
-        """The groups with learning rates. The last layer's rate is proportional to `spread`, the variance of the targets,
-        because the weights of this layer scale with the targets."""
+        """The parameter groups, with a learning rate added to each. The last layer's rate is proportional to `spread`, the
+        variance of the targets, because the weights of this layer scale with the targets."""
         last = self._last_layer(first) if spread != 1 and first else ()
         ids = {id(self.network.get_parameter(name)) for name in last}
         rest = 1.0 if last else min(1.0, spread)
@@ -342,7 +343,8 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _score(self, batches: Iterable[Batch], network: nn.Module | None = None) -> Score | None:
-        """The score of the given network, or of this object's network by default, in evaluation mode."""
+        """The score of `network` on the batches, or of a copy of this object's network in evaluation mode if `network` is not
+        given."""
         network, totals = network or copy.deepcopy(self.network).eval(), Totals()
         for batch in batches:
             batch = batch.to(self._reference.device)

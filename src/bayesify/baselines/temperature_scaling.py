@@ -46,10 +46,10 @@ class TemperatureScaling(Predictor):
     maximizes the weighted log-likelihood of the validation data.
 
     For one draw, such as a plain network, the search for T is convex in 1/T, and the most probable class does not
-    change. The best c then has the closed form $c = \operatorname{mean} (y - \mu)^2 / v$, a weighted mean. For several
-    draws, the logits of each draw are divided by T, which can change the most probable class if two classes are nearly
-    equal. The factor c changes the noise but not the disagreement of the draws. T and c are then found by a
-    one-dimensional search that starts at the best point of a grid.
+    change. For one draw, the best c has a closed form, $c = \operatorname{mean} (y - \mu)^2 / v$. The mean is weighted by the
+    example weights. For several draws, the logits of each draw are divided by T, which can change the most probable class if two
+    classes are nearly equal. The factor c changes the noise but not the disagreement of the draws. For several draws, T or c is
+    found by a one-dimensional search that starts at the best point of a grid.
 
     Args:
         model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.
@@ -173,7 +173,7 @@ class TemperatureScaling(Predictor):
 
     @property
     def _predictor(self) -> Predictor:
-        """The model; if it is a plain network, a predictor with the network as its only draw."""
+        """The model, if it is a predictor. Otherwise a predictor whose only draw is the plain network."""
         if isinstance(self.model, Predictor):
             return self.model
         assert self.likelihood is not None

@@ -1,4 +1,4 @@
-"""VOGN: mean-field variational inference by natural gradients, with per-example squared gradients as curvature."""
+"""VOGN: mean-field variational inference by natural gradients. Squared gradients of single examples serve as the curvature."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class VOGN(LayerwiseTrainer):
     $$ m \leftarrow m - \alpha\, \frac{u}{s + \delta/N + \gamma}, \qquad
        q(w) = \mathcal{N}\Big(m, \operatorname{diag}\frac{1}{N (s + \delta/N + \gamma)}\Big), $$
 
-    where both averages have Adam's bias correction. At a fixed point the mean is stationary for the bound, and the precision of
-    each weight is $\delta + \sum_i \mathbb{E}_q g_i^2$ (with $\gamma = 0$). The squared gradients replace the Gauss-Newton
-    diagonal; the two are equal in expectation if the noise follows the likelihood. For linear regression with noise variance v
-    and residuals $r_i$ of the mean, $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the
-    exact posterior mean.
+    where both averages have Adam's bias correction. At a fixed point, the gradient of the bound with respect to the mean is 0,
+    and the precision of each weight is $\delta + \sum_i \mathbb{E}_q g_i^2$ (if $\gamma = 0$). The squared gradients are used
+    instead of the Gauss-Newton diagonal. The two are equal in expectation if the targets are distributed as the likelihood says.
+    For linear regression with noise variance v and residuals $r_i$ of the mean, $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 +
+    x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior mean.
 
     This class trains a network with a `MeanField` posterior and is used like an optimizer. The trained network is an ordinary
     Bayesian network:
@@ -52,7 +52,7 @@ class VOGN(LayerwiseTrainer):
         damping: Damping $\gamma$, which makes steps shorter and the posterior narrower.
         num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL. N is divided by this factor.
+        kl_weight: Factor on the KL. The steps use N divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:

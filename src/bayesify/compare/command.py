@@ -104,8 +104,8 @@ def compare(
 
     Reads the table, detects the task, and trains networks, a linear model and boosted trees on several splits. Each
     network is trained in the same way as by bayesify fit. Prints the scores and writes an HTML report; the last printed
-    line is its path. Trains the recommended method on all rows, for use with bayesify predict. Keeps every finished
-    run: Ctrl-C stops the comparison and reports these runs, and --resume continues it.
+    line is its path. Trains the recommended method on all rows, for use with bayesify predict. Stores every finished run: after
+    Ctrl-C, the report contains these runs, and --resume continues the comparison.
     """
     from bayesify.tables.errors import InputError
     from bayesify.tables.files import Reading, check_there

@@ -1,4 +1,4 @@
-"""A whole comparison: runs of every method on every split, then the table and the verdict."""
+"""A whole comparison: it runs every method on every split, and then makes the table and the verdict."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class Comparison:
     def record(self) -> dict[str, Any]:
         """The ranking, the verdict and their inputs as plain data.
 
-        Unknown numbers are `None`. `times` differ from run to run; everything else depends only on the seed.
+        Unknown numbers are `None`. The entry `times` differs from run to run; everything else depends only on the data, the
+        settings and the seed.
         """
         summary, table, question = self.summary, self.table, self.question
         verdict = self.verdict
@@ -247,11 +248,11 @@ class _Runs:
 
 
 def _order_jobs(methods: Sequence[str], splits: int) -> dict[str, dict[str, Any]]:
-    """The method and the splits of each job. All splits of a method that is a posterior train together in one job;
-    other methods have one job per split.
+    """The method and the splits of each job. Methods that train all splits together have one job; other methods have one job per
+    split.
 
-    Rivals come first because the first report needs them. The longest runs come next, so that no worker still has a long run to
-    do at the end.
+    Rivals, the methods of other libraries, come first because the first report needs them. The longest runs come next, so that no
+    worker still has a long run to do at the end.
     """
     every = list(range(splits))
     jobs = {method: {"method": method, "splits": every} for method in methods if trains_together(method)}

@@ -23,8 +23,8 @@ MAX_JUDGED_COLUMNS = 30
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    """Some test rows with their predictions, ordered by the prediction or, for classes, from certain to uncertain
-    predictions.
+    """Some test rows with their predictions. Rows are ordered by the predicted mean or, in a classification, from certain to
+    uncertain.
 
     `rows` are the indices of the test rows in the table, [N], and `values` are their targets, [N]. Each example has `row` and
     `truth`. A regression adds `mean` and the ends `lower` and `upper` of the 90 % interval; a classification adds `guess` and

@@ -29,8 +29,8 @@ def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any],
         Path of the data file that the runs read.
 
     Raises:
-        InputError: If the folder cannot be written or is in use, if it holds results although `resume` is false, or if the
-            settings of its results differ or cannot be read.
+        InputError: If the folder cannot be written or is in use, if it contains results and `resume` is false, or if these
+            results have other or unreadable settings.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: this path is a file; give a folder")
@@ -83,7 +83,7 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
 
 
 def _other(key: str, known: Any, wanted: Any) -> str:
-    """Words for the difference between a setting of the finished runs and the wanted setting."""
+    """Text that says how a setting of the finished runs differs from the wanted setting."""
     if key == "fingerprint":
         return "a different table, or with a different --task, --ignore, --group, --time, --ood or --max-rows"
     if key == "quick":

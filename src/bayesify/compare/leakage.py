@@ -78,8 +78,8 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
     explains.
 
     For each column, a small tree is trained on half of the rows and predicts the other half. In a regression, the share is the
-    explained part of the variance. For labels, it is one minus the number of errors divided by the number of errors of a
-    constant guess, which always predicts the most frequent class.
+    explained part of the variance. In a classification, the share is 1 - e / e0, where e is the number of errors of the tree and
+    e0 is the number of errors if the most frequent class is always predicted.
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
@@ -105,7 +105,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of at most `most` columns, which are the columns most correlated with the targets [N].
+    """Names of the `most` columns that correlate most with the targets [N]; all names if there are no more columns.
 
     A column that was split into parts, such as a date, has several arrays of numbers, each [N].
     """

@@ -43,7 +43,8 @@ class SplitModel:
 
 
 def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list[SplitModel | Exception]:
-    """Fit a method's estimator on several splits, together if possible; return the model or the error of each split."""
+    """Fit a method's estimator on several splits, which train together if possible. Returns one entry per split: the model, or
+    the error if the fit failed."""
     make: Any = BayesianClassifier if rows[0].num_classes else BayesianRegressor
     try:
         estimators = [make(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]

@@ -1,4 +1,5 @@
-"""The figures of each method, averaged over splits: calibration, sharpness, rejection, and error against uncertainty."""
+"""The figures of each method, averaged over splits: calibration, sharpness, error after the rejection of uncertain rows, and
+error against uncertainty."""
 
 from __future__ import annotations
 

@@ -46,8 +46,9 @@ def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) 
 
     $$ p(y | x) = \frac1S \sum_s \mathcal{N}(y; f(x) + r_s, h_s^2), $$
 
-    so the ends of central intervals are quantiles of the residuals, as in conformal intervals (Barber et al. 2021). If f predicts
-    the target's logarithm, the means are $e^{f(x) + r_s}$ and the standard deviations are $h_s$ times these means.
+    so that the ends of its central intervals are quantiles of the errors plus f(x), as in conformal intervals (Barber et al.
+    2021). If f predicts the target's logarithm, the means are $e^{f(x) + r_s}$ and the standard deviations are $h_s$ times these
+    means.
     """
     centers, widths = _errors(residuals)
 
@@ -76,7 +77,7 @@ def _regressor(name: str, rows: SplitRows) -> Callable[[np.ndarray], Predictive]
 
 
 def _held_out(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
-    """Residuals of held-out rows."""
+    """Residuals on rows that the rival was not trained on."""
     order = np.random.default_rng(derive_seed(seed, "rival")).permutation(len(y))
     parts = np.array_split(order, min(NUM_FOLDS, len(y)))
     residuals = []

@@ -39,7 +39,7 @@ def run_method(path: str, job: Job) -> Result:
     """Train and score one method on some splits. If the method fails, the result has an `error`.
 
     Args:
-        path: Path of a file with `ComparedTable.arrays`. The path is not part of the job's identity.
+        path: Path of a file with `ComparedTable.arrays`. Jobs that differ only in the path count as the same job.
         job: A mapping with `data` (the table's fingerprint), `method`, `splits`, `seed` and `quick`.
 
     Returns:

@@ -127,8 +127,8 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Root of the mean error after the least certain rows, a share of k / NUM_POINTS, are left out, for k =
-    0..NUM_POINTS-1.
+    """Root of the mean error of the remaining rows after the least certain rows were left out. The share that is left out is k /
+    NUM_POINTS, for k = 0..NUM_POINTS-1.
 
     Rows with equal uncertainty are left out in random order; the result is the expectation over all such orders.
     """

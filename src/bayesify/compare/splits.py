@@ -1,4 +1,4 @@
-"""Splits of a table's rows into training, calibration and test rows: by fold, with groups kept together, or by time."""
+"""Splits of a table's rows into training, calibration and test rows. Rows are split at random, in whole groups, or by time."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def make_parts(
 ) -> Parts:
     """One split, which depends on the seed but not on the number of splits.
 
-    Split K r + k of N rows uses fold k of repetition r as its test rows. The K folds of a repetition have no test row in
-    common. The calibration rows come after the test rows in the same random order. Class shares are nearly the same in all
-    parts. A split that the data set defines (`standard`) keeps its test rows, and rows of one of the `groups` [N] are in the same
-    part. With `times` [N], the later half of the rows is cut into K blocks. Split k tests block k and trains on the rows before
-    the block; the last of these rows are used for calibration.
+    Split K r + k of N rows uses fold k of repetition r as its test rows. No two folds of a repetition have a test row in common.
+    The calibration rows come after the test rows in the same random order. Class shares are nearly the same in all parts. A split
+    that the data set defines (`standard`) keeps its test rows, and rows of one of the `groups` [N] are in the same part. With
+    `times` [N], the later half of the rows is cut into K blocks. Split k tests block k and trains on the rows before the block;
+    the last of these rows are used for calibration.
     """
     if len(values) < MIN_ROWS:
         raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")
@@ -78,7 +78,8 @@ def make_parts(
 
 
 def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
-    """Parts whose calibration rows come from the start of `order`, up to the end of a group. `sizes` are the group sizes."""
+    """Parts of a split. The calibration rows come from the start of `order`; if `sizes` is given, they end where a group ends.
+    `sizes` contains the group sizes, in the order of the rows."""
     cut = max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(order)))
     if sizes is not None:
         ends = np.cumsum(sizes)

@@ -186,14 +186,15 @@ class MethodRow:
 
     @property
     def tied(self) -> bool:
-        """Whether the method is tied with the best: within a standard error of it, too little behind to matter, or not tested."""
+        """Whether the method is tied with the best method. It is tied if it is within a standard error of the best method, too
+        little behind to matter, or not tested."""
         return self.behind is None or not (
             self.behind.mean > max(MIN_NAMED_NATS, self.behind.error) or self.clearly_behind
         )
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
-    """Whether a difference is neither due to chance nor too small to matter. If an adjusted p-value `p` is given, it
+    """Whether a difference is statistically significant and large enough to matter. If an adjusted p-value `p` is given, it
     replaces the difference's own p-value."""
     return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
@@ -231,18 +232,18 @@ class Summary:
 
     @property
     def contenders(self) -> list[MethodRow]:
-        """Methods in `leading` that rank above all methods outside `leading`. The other methods in `leading` are tied only
-        because their scores vary.
+        """Methods in `leading` that rank above all methods outside `leading`. The other methods in `leading` count as tied only
+        because their scores vary much between splits.
         """
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
-        """One entry per split from a method's runs, found by two keys such as `"scores"` and `"nll"`."""
+        """An entry of each of a method's runs, one per split. `part` and `key` name the entry, such as `"scores"` and `"nll"`."""
         return [self.results[name, split][part].get(key) for split in self.splits]
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of different rows that the splits test."""
+        """Number of different rows that are test rows in at least one split."""
         known = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
         counts: list[dict[str, int]] = [rows for split, rows in known.items() if split in self.splits]
         tested = sum(rows["test"] for rows in counts)
@@ -250,7 +251,7 @@ class Summary:
 
     @cached_property
     def test_share(self) -> float:
-        """Number of test rows per training row."""
+        """Number of test rows divided by the number of training rows."""
         counts = [entry["rows"] for entry in self.results.values() if "rows" in entry]
         return float(np.mean([rows["test"] / rows["fit"] for rows in counts])) if counts else 0.0
 

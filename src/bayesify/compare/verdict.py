@@ -61,8 +61,8 @@ class Verdict:
             best, but at least one is not clearly worse according to the test. `"nothing"`: no method is clearly better than a
             constant guess. `"untested"`: there was a single split.
         pick: Method to use: the best method or, in a tie, the cheapest of the tied methods whose uncertainty is accurate.
-        network: `pick`, if bayesify can fit this method. Otherwise the best Bayesian method that is tied with `pick`, or the
-            best network if none is tied; `None` if no network was ranked.
+        network: `pick`, if bayesify can fit this method. Otherwise it is the best Bayesian method that is tied with `pick`, or
+            the best network if no Bayesian method is tied; `None` if no network was ranked.
         sentences: Reasons in plain words, each a sentence or two.
         details: Reasons in numbers.
     """

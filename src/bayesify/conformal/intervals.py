@@ -39,10 +39,10 @@ class Intervals(Rule):
     the number of the group's rows (Vovk et al. 2003, Mondrian). For a given calibration set, coverage varies around the
     level with a standard deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
 
-    If there are too few rows for a level, the interval is the whole real line. `centrality` keeps the predictive's support:
-    intervals of positive numbers stay positive, and intervals of counts keep whole-number ends. If the model is so wrong that
-    the centrality of targets rounds to 1, `centrality` gives the whole line. In this case use `scaled`. Each output is
-    calibrated separately.
+    If there are too few rows for a level, the interval is the whole real line. With the score `centrality`, intervals stay in the
+    support of the predictive distribution: intervals of positive numbers stay positive, and intervals of counts have whole-number
+    ends. If the model is so wrong that the scores of the targets round to 1, `centrality` gives the whole real line. In this case
+    use `scaled`. Each output is calibrated separately.
 
     Args:
         score: Score of a calibration row; see the table.
@@ -124,7 +124,8 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """Means and the units in which scores are measured, or the two ends of the predictive's own intervals, [n, O] each."""
+    """Two tensors [n, O]: the means and the units in which scores are measured or, for the score `quantiles`, the lower and upper
+    ends of the predictive distribution's own intervals."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second

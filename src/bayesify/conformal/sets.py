@@ -128,9 +128,9 @@ def row_numbers(probs: Tensor, seed: int) -> Tensor:
     r"""A number between 0 and 1 for each row, computed from the seed and the row's probabilities, [n].
 
     The number is the fractional part of $\frac{2^{12}}{\sqrt C} \sum_c a_c \log p_c$, with weights $a_c$ between -1 and 1 drawn
-    with the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. A hash of the bits would not survive
-    rounding: in batches of different sizes, the probabilities of the same row differ by 1e-7. This moves the number by at most
-    1e-3.
+    with the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. The number is not a hash of the
+    probabilities' bits, because rounding would change a hash: in batches of different sizes, the probabilities of the same row
+    differ by 1e-7. A difference of 1e-7 changes the number by at most 1e-3.
     """
     count = probs.shape[1]
     weights = 2 * torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=probs.dtype) - 1

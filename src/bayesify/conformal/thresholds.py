@@ -15,7 +15,8 @@ from bayesify.arguments.checks import Count, checked, refuse
 
 @checked
 def threshold(scores: Tensor, level: float) -> Tensor:
-    r"""Upper bound, [...], from scores [n, ...]. A new row's score is below it with a probability of at least `level`.
+    r"""Upper bound, [...], computed from calibration scores [n, ...]. With a probability of at least `level`, the score of a new
+    row is at most this bound.
 
     The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if there are
     fewer scores. A finite threshold therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95.
@@ -65,7 +66,8 @@ class Rule:
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """Threshold of each new row, [m, ...], from the calibration rows of its group. Without groups: one threshold, [1, ...]."""
+        """Threshold of each new row, [m, ...], from the calibration rows of its group. If there are no groups, the result is one
+        threshold, [1, ...]."""
         if self.scores is None:
             raise ValueError(
                 f"conformal.{type(self).__name__}: there are no calibration rows; call fit(prediction, y) first"

@@ -49,13 +49,14 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
 
 
 def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) -> np.ndarray:
-    """Salt and pepper in equal parts, independently for each entry."""
+    """Set some entries to black or to white, with equal probability and independently for each entry."""
     hit, salt = generator.random(x.shape) < share, generator.random(x.shape) < 0.5
     return np.where(hit, salt.astype(x.dtype), x)
 
 
 def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
-    """Blur rows, then columns. The kernel is cut off at four times the width, and border pixels are repeated beyond the border."""
+    """Blur rows, then columns. The kernel ends at four times the blur's width; beyond the image's border, the border pixels are
+    repeated."""
     reach = int(4 * width + 0.5)
     kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
     kernel /= kernel.sum()

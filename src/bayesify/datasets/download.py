@@ -56,15 +56,15 @@ def obtain(
     make: Callable[[Path], Arrays] | None = None,
     check: Check | None = None,
 ) -> tuple[Path, Arrays]:
-    """A data file and its arrays: from a folder, from the cache, or downloaded into the cache.
+    """Return a data file's path and arrays. The file is in a folder or the cache, or it is downloaded into the cache.
 
     Args:
         owner: Name of the caller, for messages.
         file: Path of the file relative to the data folder.
-        folder: Folder of the file. If it is given, only this folder is searched, and its file is not verified. By
-            default, the folder that `BAYESIFY_DATA` names is searched first, and then the cache.
+        folder: Folder of the file. If given, only this folder is searched, and its file is not verified. By default, the
+            folder that `BAYESIFY_DATA` names is searched first, and then the cache.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
-        check: Function that checks arrays that do not come from `folder`. A cached file that fails is removed and downloaded again.
+        check: Function that checks arrays that do not come from `folder`. A cached file that fails is downloaded again.
 
     Raises:
         FileNotFoundError: If the file is in none of the folders and cannot be downloaded; the message gives the reason.
@@ -112,7 +112,8 @@ def obtain(
 
 
 def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -> Arrays:
-    """Download and check. Files that fail are removed, and downloaded again if they may come from an earlier attempt."""
+    """Download and check. Files that fail the check are removed. They are downloaded again if they may be left over from an
+    earlier attempt."""
     resumed = work.is_dir()
     try:
         arrays = make(work)
@@ -156,7 +157,7 @@ def fetch(
     check: Callable[[Path], object] | None = None,
     progress: bool = True,
 ) -> Path:
-    """Download a file completely or not at all. An existing file that passes the checks is kept.
+    """Download a file. After an error, no partial file remains. An existing file that passes the checks is kept.
 
     Args:
         sources: Addresses of the same file, tried in order: `https://`, `http://` or `file://`.
@@ -240,7 +241,7 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Delete a folder of downloads that are no longer needed; other processes may be doing the same."""
+    """Delete a folder of downloads that are no longer needed. Another process may delete the same folder at the same time."""
     with suppress(OSError):
         for file in folder.iterdir():
             file.unlink(missing_ok=True)

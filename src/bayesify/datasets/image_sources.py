@@ -1,4 +1,4 @@
-"""The public sources of the image sets, and the conversion of their formats to ours.
+"""The public sources of the image sets, and the conversion of their files to the arrays that this package uses.
 
 MNIST, Fashion-MNIST, notMNIST and CIFAR-10 are verified by the sha256 of each array; CIFAR-100 and SVHN are verified by the sha256
 of the downloaded files. All sets are verified by their numbers of images and labels. CIFAR is read in its binary form, which
@@ -92,7 +92,8 @@ def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file (LeCun et al. 1998); unpacking stops at the size in its header and at `MAX_BYTES`."""
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998). At most as many bytes are unpacked as the header announces, and
+    at most `MAX_BYTES`."""
     try:
         with gzip.open(path) as stream:
             start = stream.read(4)
@@ -138,7 +139,8 @@ def _cifar(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def _cifar_rows(raw: bytes, labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of CIFAR's binary form: one or two labels (the fine label last), then 3 x 32 x 32 bytes."""
+    """Images and labels of CIFAR's binary format, in which each row has one or two labels (the fine label last) and then 3 x 32 x
+    32 bytes."""
     width = labels + 3 * 32 * 32
     if not raw or len(raw) % width:
         raise ValueError(f"images: a file of {len(raw)} bytes does not consist of rows of {width} bytes")

@@ -45,7 +45,7 @@ class Images:
 
     @checked
     def first(self, num_train: Count | None = None, num_test: Count | None = None) -> Images:
-        """The set with only the first images of each part; a part without a given number keeps all images."""
+        """The set with only the first images of each part. If no number is given for a part, all its images are used."""
         return replace(
             self,
             train_images=self.train_images[:num_train],
@@ -61,7 +61,8 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
     A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
     (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded from its public
-    source and kept in the cache. All files outside a given folder are verified, by the sha256 of all values if it is known.
+    source and kept in the cache. All files that do not come from a given folder are verified. The sha256 of all values is
+    compared if it is known.
 
     Args:
         name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine

@@ -33,7 +33,7 @@ class Standardization(Plain):
         """The standardization of training data.
 
         Args:
-            train: Training data of any numeric type; at most a few thousand rows are in memory as float64 at once.
+            train: Training data of any numeric type. They are converted to float64 in chunks of at most a few thousand rows.
             axes: Axes to average over, including the first: `(0,)` for the columns of a table, `(0, 2, 3)` for the channels of
                 images.
 

@@ -1,4 +1,5 @@
-"""UCI data: regressions with the standard and the gap splits, classifications with seeded splits."""
+"""UCI data: regressions with the standard splits and the gap splits, and classifications with random splits that depend on a
+seed."""
 
 from __future__ import annotations
 
@@ -60,8 +61,8 @@ class Table:
         X: Inputs, [N, D], float64.
         y: Targets, [N, 1], float64; or labels starting at 0, [N], int64.
         splits: Standard splits.
-        gap_splits: One split per input, which leaves out the middle third of the rows along this input (Foong et al. 2019); empty
-            for classification.
+        gap_splits: One split per input. It sorts the rows by this input and uses the middle third for testing (Foong et al.
+            2019). Empty for classification.
     """
 
     name: str
@@ -83,10 +84,11 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
     A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
     (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded and kept in the
-    cache. All files outside a given folder are verified by the sha256 of all values.
+    cache. All files that do not come from a given folder are verified by the sha256 of all values.
 
-    Regressions have the splits of Hernández-Lobato & Adams (2015), 20 splits into 90 % and 10 % of the rows (5 splits for protein),
-    and the gap splits of Foong et al. (2019). Classifications have no generally accepted splits: see `seeded_splits`.
+    Regressions have two kinds of splits: the 20 splits of Hernández-Lobato & Adams (2015) into 90 % and 10 % of the rows (5
+    splits for protein), and the gap splits of Foong et al. (2019). Classifications have no generally accepted splits: see
+    `seeded_splits`.
 
     Args:
         name: A key of `REGRESSION`, the file name of such a key, or an entry of `CLASSIFICATION`.

@@ -1,4 +1,4 @@
-"""The public sources of the UCI sets, and the conversion of their formats to ours."""
+"""The public sources of the UCI sets, and the conversion of their files to the arrays that this package uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
-    """The sha256 of several arrays, sorted by name. It covers each name and then the array's entries in C order."""
+    """The sha256 of several arrays, sorted by name. For each array, the hash covers the name and then the entries in C order."""
     digest = hashlib.sha256()
     for key in sorted(arrays):
         digest.update(key.encode())
@@ -75,7 +75,8 @@ def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
-    """Inputs and labels of `"eeg"` (ARFF, the label last), `"letter"` (the letter first) or `"magic"` (`g` or `h` last)."""
+    """Inputs and labels of `"eeg"` (an ARFF file with the label in the last column), `"letter"` (with the letter in the first
+    column) or `"magic"` (with `g` or `h` in the last column)."""
     lines = [line.strip() for line in text.splitlines()]
     rows = [line.split(",") for line in lines if line and not line.startswith(("@", "%"))]
     columns = TABLE_SHAPES[name][1] + 1
@@ -109,6 +110,6 @@ def verify(name: str, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def sorted_rows(X: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Row indices in the order of the rows' values, the first column first and y last."""
+    """Row indices that sort the rows by the first column, then by the next columns, and finally by y."""
     columns = [*X.T, y.reshape(-1)]
     return np.lexsort(columns[::-1])

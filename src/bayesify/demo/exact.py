@@ -41,11 +41,11 @@ def exact_outcomes(seed: int) -> dict[str, Outcome]:
 
 
 def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
-    r"""Distance of an outcome from the exact outcome, in words.
+    r"""A sentence that says how far an outcome is from the exact outcome.
 
-    For a curve, the distance is the mean over the grid of $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, the 2-Wasserstein
-    distance of Gaussians with the means and epistemic standard deviations of both outcomes. For classes, it is the mean
-    difference of probabilities.
+    For a regression, the distance at an input is $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, averaged over the grid. This
+    is the 2-Wasserstein distance between Gaussians with the means and epistemic standard deviations of the two outcomes. For
+    classes, it is the mean difference of probabilities.
     """
     ours, right = outcome.figure, exact.figure
     if outcome.problem == "classification":

@@ -19,7 +19,8 @@ PANEL_INCHES = (3.0, 2.2)
 
 
 def bands(data: toy.Regression, outcome: Outcome) -> str:
-    """The prediction of a regression as an SVG data URI: mean, bands of two standard deviations (epistemic, total), data, truth.
+    """Draw the prediction of a regression as an SVG data URI. The figure shows the mean, bands of two standard deviations
+    (epistemic and total), the data and the true function.
 
     All panels of a problem have the same axes.
     """

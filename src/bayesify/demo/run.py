@@ -126,8 +126,9 @@ def run(
 ) -> Outcome:
     """Train one method on one problem and score it; an error becomes the outcome's note.
 
-    A MAP phase of a quarter of `epochs` comes first, then a variational phase of `epochs`, both multiplied by the problem's
-    `effort`. Training stops after `budget` seconds, but a method with its own training function is not interrupted.
+    Training has a MAP phase of `epochs / 4` epochs and then a variational phase of `epochs` epochs. Both numbers are multiplied
+    by the problem's `effort`. Training stops after `budget` seconds, but a method with its own training function is not
+    interrupted.
     """
     epochs = max(1, round(problem.effort * EPOCH_FACTORS.get(method.name, {}).get(problem.name, 1.0) * epochs))
     threads = torch.get_num_threads()

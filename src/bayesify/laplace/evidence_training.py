@@ -103,14 +103,13 @@ def fit_with_evidence(
     $$ \delta_l = \frac{\gamma_l}{\|w_l\|^2}, \qquad \gamma_l = P_l - \delta_l \operatorname{tr} \Sigma_{ll} $$
 
     for the $P_l$ weights of layer l (MacKay 1992; Immer et al. 2021, "Scalable marginal likelihood estimation for model selection
-    in deep learning", which ascends the gradient of the same evidence). The precision of a layer starts at the layer's
-    number of inputs, as in `priors.Neal()`. A layer without curvature ($\gamma_l = 0$) keeps its precision, because the
-    data say nothing about its weights.
+    in deep learning", which ascends the gradient of the same evidence). The precision of a layer starts at the layer's number of
+    inputs, as in `priors.Neal()`. A layer without curvature ($\gamma_l = 0$) keeps its precision, because the data say nothing
+    about its weights.
 
-    A noise variance that you pass stays fixed. Otherwise, each update of the precisions also sets the variance to
-    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$, and the epochs until the next update adapt it to the residuals as
-    `bayesify.fit` does. Training is `bayesify.fit` with `posteriors.Point` and Adam. The learning rate falls to 0 in the
-    last epochs.
+    A noise variance that you pass stays fixed. Otherwise, each update of the precisions also sets the variance to $\mathrm{SSE} /
+    (N O - \sum_l \gamma_l)$, and the epochs until the next update adapt it to the residuals as `bayesify.fit` does. Training is
+    `bayesify.fit` with `posteriors.Point` and Adam. The learning rate falls to 0 in the last epochs.
 
     Args:
         net: The network, which is not changed. The trained network is `laplace.network`.

@@ -1180,9 +1180,8 @@ class Laplace(Drawable):
 
         The search tries a logarithmic grid, then a finer grid between the neighbors of the best value (Daxberger et al. 2021,
         appendix C.3). The default grid is extended while its best value is at an end; a grid that you give is not extended. If the
-        best value is still at an end, a warning says so. The curvature is diagonalized once for all values, but a full
-        covariance over more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized for each value. The best value stays
-        set after the call.
+        best value is still at an end, a warning says so. The curvature is diagonalized once for all values, but a full covariance
+        over more than `MAX_DIAGONALIZED_WEIGHTS` weights is factorized for each value. The best value stays set after the call.
 
         Args:
             loader: Validation data, for `method="validation"`.

@@ -65,11 +65,11 @@ class Likelihood(nn.Module):
         return self._per_example(self.training_density, outputs, y, has_draws)
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The terms whose sum is `objective`, one per entry as in `log_density`."""
+        """Terms whose sum is `objective`. There is one term per entry, as in `log_density`."""
         return self.log_density(outputs, y)
 
     def held_out_score(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The score of held-out rows for early stopping, one per entry as in `log_density`. Higher is better."""
+        """Score of held-out rows for early stopping. There is one number per entry, as in `log_density`. Higher is better."""
         return self.log_density(outputs, y)
 
     def _per_example(
@@ -131,8 +131,8 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """Expectation, over y from p(y | f), of the Hessian of `-log p(y | f)` with respect to the outputs. It is
-        positive semidefinite.
+        """The Hessian of `-log p(y | f)` with respect to the outputs, averaged over y drawn from p(y | f). It is positive
+        semidefinite.
 
         Args:
             outputs: Outputs, [..., O].
@@ -185,7 +185,8 @@ class Likelihood(nn.Module):
         return torch.einsum("kfb,fb...->kb...", signs, factor) / math.sqrt(count)
 
     def _factor(self, outputs: Tensor) -> Tensor:
-        """Rows whose outer products add up to `fisher`, [..., K, O]. The default is for a diagonal `fisher`."""
+        """Rows whose outer products add up to `fisher`, [..., K, O]. The default implementation assumes that `fisher` is
+        diagonal."""
         return self.fisher(outputs).sqrt()
 
 
@@ -269,7 +270,8 @@ class NumberLikelihood(Likelihood):
         return self.predictive(Outputs(kept=outputs.draws))
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
-        """Store a positive number, or one number per target, as the softplus of `raw_<name>`; return it as plain data."""
+        """Store a positive number, or one number per target, in `raw_<name>`, whose softplus is the number. Returns the number as
+        plain data."""
         if isinstance(given, Tensor) and given.ndim > 1:
             raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
         values = given.tolist() if isinstance(given, Tensor) else given
@@ -314,7 +316,8 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def spread_factor(factor: Tensor) -> Tensor:
-    """Expand vectors at single positions to vectors over all outputs of an example: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
+    """Expand vectors at single positions to vectors over all outputs of an example, with 0 at all other positions: [B, *T, K, O]
+    -> [prod(T) K, B, *T, O]."""
     batch, places, (count, size) = factor.shape[0], factor.shape[1:-2], factor.shape[-2:]
     flat = factor.reshape(batch, -1, count, size)
     positions = flat.shape[1]

@@ -190,7 +190,7 @@ class Categorical(Likelihood):
         return spread_factor(factor).movedim(-1, self._axis)
 
     def fisher_parts(self, outputs: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The probabilities, both as h and as q. They are 0 for targets without a label."""
+        """The pair (h, q), in which both tensors are the class probabilities. They are 0 for targets without a label."""
         probs = as_float(outputs).softmax(self.logit_axis(outputs.ndim))
         if y is not None:
             probs = probs * self._is_labeled(outputs, y).unsqueeze(self.logit_axis(outputs.ndim))
@@ -230,11 +230,12 @@ class Categorical(Likelihood):
 
 
 def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    r"""K classes and weights w [..., K] with $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f, by systematic sampling.
+    r"""Choose K classes with weights w, [..., K], by systematic sampling, so that $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$
+    for every f.
 
-    The n most likely classes are chosen with certainty, because each is more probable than the share that the other
-    classes would get if they shared the rest equally. The other classes are chosen by systematic sampling: from a
-    random start, in steps of the size of this share (Madow 1949).
+    The n most likely classes are chosen with certainty: each is more probable than the remaining probability divided by the
+    number of remaining places. The other classes are chosen by systematic sampling: from a random start, in steps of the size of
+    this quotient (Madow 1949).
     """
     ordered, classes = probs.sort(-1, descending=True)
     # Sum from the least likely class, because 1 minus the sum of the others would be rounding error.

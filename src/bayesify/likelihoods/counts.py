@@ -36,7 +36,8 @@ class Poisson(NumberLikelihood):
 
 
 class NegativeBinomial(NumberLikelihood):
-    r"""Counts with mean $\mu = \exp f$ (f clipped to [-20, 20]) and variance $\mu + \alpha \mu^2$ with dispersion $\alpha$.
+    r"""Counts with mean $\mu = \exp f$ and variance $\mu + \alpha \mu^2$, where $\alpha$ is the dispersion and f is clipped to
+    [-20, 20].
 
     $$ p(y | f) = \frac{\Gamma(y + r)}{\Gamma(r)\, y!} \Bigl(\frac{r}{r + \mu}\Bigr)^r \Bigl(\frac{\mu}{r + \mu}\Bigr)^y,
        \qquad r = 1 / \alpha $$   (NB2 of Cameron & Trivedi 1986)

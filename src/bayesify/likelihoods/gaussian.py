@@ -27,9 +27,9 @@ class Gaussian(NumberLikelihood):
     learned.
 
     Args:
-        noise: Initial variance: a number for all outputs, or a sequence with one variance per output. By default, `fit` finds
-            one variance from the residuals of the network (see `training.noise.LearnedNoise`), and `Laplace.fit` finds it from
-            the residuals of the trained network. Until then, and in other training loops, the variance is 0.1.
+        noise: Initial variance: a number for all outputs, or a sequence with one variance per output. By default, `fit` finds one
+            variance from the residuals of the network during training (see `training.noise.LearnedNoise`). `Laplace.fit` finds it
+            from the residuals of the trained network. Until then, and in other training loops, the variance is 0.1.
         learn: Whether to train the variance.
 
     Raises:
@@ -49,7 +49,8 @@ class Gaussian(NumberLikelihood):
 
     @property
     def noise(self) -> Tensor:
-        """Noise variance: a scalar, or [O]. It carries gradients for training; `noise.item()` or `noise.tolist()` gives numbers."""
+        """Noise variance: a scalar, or [O]. Gradients with respect to the variance can be computed from it; `noise.item()` or
+        `noise.tolist()` gives plain numbers."""
         return self._stored("noise")
 
     @property
@@ -131,7 +132,8 @@ class HeteroscedasticGaussian(NumberLikelihood):
         return 0.5 * self.family.mean_distance(mean, mean, 2 * variance) - self.family.mean_distance(y, mean, variance)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        r"""A Gaussian with the expected noise under the Gaussian over log-variances, $\exp(f_v + C_{vv} / 2)$."""
+        r"""A Gaussian whose noise variance is the mean of the noise over the Gaussian distribution of the log-variance, $\exp(f_v
+        + C_{vv} / 2)$."""
         (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)
         noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
         return GaussianRegressionPredictive(outputs, mean, variance, noise, correlated=False)

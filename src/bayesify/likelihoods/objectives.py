@@ -59,7 +59,7 @@ def integrated_log_likelihood(
     num_data: int,
     example_weights: Tensor | None = None,
 ) -> Tensor:
-    r"""The data term for Gaussian outputs with means and variances [S, B, O].
+    r"""The data term if the outputs are not draws but Gaussians with means and variances [S, B, O].
 
     It is the data term of the means minus $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$.
     """
@@ -89,8 +89,8 @@ def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
 
 
 def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) -> None:
-    """Raise `ValueError` if an objective is not finite. The message names the first weight that is not finite; if all weights
-    are finite, it says whether the outputs are."""
+    """Raise `ValueError` if an objective is not finite. The message names the first weight that is not finite. If all weights are
+    finite, the message says whether the outputs are finite."""
     if math.isfinite(value.item()):
         return
     for name, weight in weights.items():
@@ -108,7 +108,7 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
 
 
 def exact_copy(likelihood: Likelihood) -> Likelihood:
-    """A copy for samplers. Its `objective` is `log_prob` with its own gradients."""
+    """A copy of a likelihood, for samplers. The copy's `objective` is `log_prob`, with the gradients of `log_prob`."""
     copied = copy.deepcopy(likelihood)
     copied.training_density = copied.log_density  # type: ignore[method-assign]
     return copied

@@ -20,13 +20,13 @@ MIN_QUANTILE_GAP = 1e-4
 
 
 class Quantiles(NumberLikelihood):
-    r"""Quantiles of the target at given levels. They are ordered by construction, and no shape of the distribution is
+    r"""Quantiles of the target at given levels. Quantiles at higher levels are always larger, and no shape of the distribution is
     assumed.
 
-    The network's last axis holds O quantiles at the middle level m and then, for each other level in order, O values. A
-    value f gives the distance to the next quantile towards the middle,
-    $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the standard normal quantiles. Zeros therefore
-    give the standard normal distribution around the middle.
+    The network's last axis contains O quantiles at the middle level m. After these it contains, for each other level in order, O
+    values f. A value f determines the distance to the next quantile toward the middle: $(z_{k+1} -
+    z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the standard normal quantiles. If all values are 0, the result
+    therefore has the quantiles of the standard normal distribution, shifted to the middle quantile.
 
     Quantiles do not define a density, so training does not maximize a likelihood in the strict sense. Training maximizes
     `objective`, the pinball loss over the levels as a pseudo-likelihood with a scale s:

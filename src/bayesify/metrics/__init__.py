@@ -1,4 +1,5 @@
-"""Metrics of a prediction: scores, calibration, ranking by uncertainty, rejection."""
+"""Metrics of a prediction: scores, calibration, ranking of examples by uncertainty, and accuracy after rejection of uncertain
+examples."""
 
 from bayesify.metrics.calibration import CalibrationCurve, ReliabilityDiagram, calibration_curve, reliability
 from bayesify.metrics.ranking import RejectionCurve, ood, rejection_curve

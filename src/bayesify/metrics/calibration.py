@@ -90,8 +90,8 @@ def calibration_curve(
     r"""Expected and observed coverage of a regression's central intervals (Kuleshov et al. 2018).
 
     A target lies in the central interval of level $\alpha$ if its `centrality` is at most $\alpha$. Each output of an example
-    counts separately. If predictions have atoms (counts, floors), an interval has more probability than its level, and the
-    curve of a calibrated prediction lies on or above the diagonal.
+    counts separately. If predictions have atoms (single values with positive probability, such as counts or floors), an interval
+    can have more probability than its level. The curve of a calibrated prediction then lies on or above the diagonal.
 
     Args:
         predictive: A prediction of numbers.

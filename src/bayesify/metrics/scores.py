@@ -23,7 +23,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
     Regression:
 
-    - `nll`: mean over examples of $-\log p(y)$, in nats, summed over an example's outputs.
+    - `nll`: $-\log p(y)$ in nats, summed over an example's outputs and averaged over examples.
     - `nll_per_element`: `nll` divided by the number of targets of an example. It is reported if an example has several
       targets (outputs, positions, pixels).
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
@@ -33,7 +33,7 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
     Classification (each binary output counts as two classes):
 
-    - `accuracy`: share of labels that are the most probable class.
+    - `accuracy`: share of predictions whose most probable class is the label.
     - `nll`: as for regression.
     - `ece`: expected calibration error of the most probable class with 15 bins of equal width; see `reliability`.
     - `brier`: mean over predictions of $\sum_c (p_c - [y = c])^2$, between 0 and 2 (Brier 1950). For a binary output, the Brier

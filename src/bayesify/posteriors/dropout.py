@@ -27,7 +27,7 @@ class Dropout(Posterior):
     - biases, embeddings and custom parameters;
     - the network's first layer, unless `first_layer` is true, because a mask would drop features of the data;
     - layers before the last BatchNorm layer (in the order of `named_modules()`), because BatchNorm statistics suit no
-      single mask (Li et al. 2019). If all selected layers come before it, they are masked.
+      single mask (Li et al. 2019). If all selected layers come before the last BatchNorm layer, they are masked nevertheless.
 
     q has no density, so $-\mathbb{E}_q \log p(W)$ replaces the KL. A rate of 0 is the same as `Point`. Stored
     parameters: `value` (M), which starts at the network's weights. The noise is one number per input of a layer, so a

@@ -21,9 +21,9 @@ class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
     q has no density, so `kl` is $-\log p(m_k)$ averaged over members, and the ELBO is the mean of the members' MAP
-    objectives. The members are the draws and share one likelihood. `fit` runs members as it runs draws: small networks
-    run together under `vmap`. For models with their own likelihood and data, use a `ModelStack`. Draws visit the
-    members equally often. Each member has its own running statistics of BatchNorm layers.
+    objectives. The members are the draws and share one likelihood. `fit` runs members in the same way as draws. It runs small
+    networks together with `vmap`. For models with their own likelihood and data, use a `ModelStack`. Draws visit the members
+    equally often. Each member has its own running statistics of BatchNorm layers.
 
     A network may have several ensembles with $K_1, K_2, \dots$ members. Together they form
     $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks, each with its own statistics. Network n uses member n mod $K_i$ of
@@ -34,8 +34,8 @@ class Ensemble(Posterior):
         members: Number of members K.
         init: How the members start. With `"reset"`, the first member starts at the network's weights. The other members
             get their initial values from `reset_parameters()` of the module that owns the weight. If the module has no
-            such method, the initial values are normal with the mean and spread of the weight. With `"network"`, the
-            other members start at the network's weights plus noise of 10 % of the spread of the weight.
+            such method, the initial values are normal with the mean and spread of the weight. With `"network"`, the other members
+            start at the network's weights plus noise with 10 % of the weight's spread.
 
     Raises:
         ValueError: If `members` is below 1 or `init` is unknown.
@@ -77,7 +77,8 @@ class Ensemble(Posterior):
         self.value = NamedParameters({name: torch.stack(members) for name, members in stacked.items()})
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Members in random order, each equally often. In one draw, all ensembles of a network use the same network index."""
+        """Draw the members in random order, each equally often. In one draw, all ensembles of a network use the same network
+        index."""
         if self.num_networks not in request.networks:
             device = self.value.values()[0].device
             drawn = choose_members(self.num_networks, request.num_draws, request.noise, device)
@@ -93,7 +94,7 @@ class Ensemble(Posterior):
     def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
         """Give each network its own batch statistics, because unrelated networks have no meaningful average.
 
-        The first ensemble keeps the statistics.
+        The first ensemble stores the statistics of all networks.
         """
         ensembles = [part for part in posteriors if isinstance(part, Ensemble)]
         self.num_networks = math.lcm(*(part.members for part in ensembles))
@@ -143,7 +144,8 @@ def _spread(value: Tensor) -> Tensor:
 
 
 def _reset(module: nn.Module) -> nn.Module | None:
-    """A copy of one module whose own parameters (not those of its children) are random again; `None` if it cannot be reset."""
+    """Copy a module, and reset the copy's own parameters, but not those of its children. The result is `None` if the module
+    cannot be reset."""
     for method in ("reset_parameters", "_reset_parameters"):
         if callable(getattr(module, method, None)):
             again: Any = copy.deepcopy(module)

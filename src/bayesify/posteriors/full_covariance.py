@@ -24,11 +24,12 @@ class FullCovariance(Posterior):
 
     $$ q(w_l) = \mathcal{N}(m_l, L_l L_l^\top) $$
 
-    where $w_l$ holds the weight and then the bias of a layer, each in row-major order. Layers are independent of each
-    other. Stored parameters: `mean_value` is unconstrained and starts at the network's weights. `raw_diagonal` gives
-    the diagonal of each factor through softplus. `lower` is unconstrained and holds the strictly lower part relative to
-    the diagonal, row by row ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a row in
-    proportion to its size, regardless of its length. A layer with P weights needs P + P (P + 1) / 2 numbers.
+    where $w_l$ consists of a layer's weight followed by its bias, each in row-major order. Layers are independent of each other.
+    Stored parameters: `mean_value` is unconstrained and starts at the network's weights. `raw_diagonal` gives the diagonal of
+    each factor through softplus. `lower` is unconstrained. It contains the strictly lower part of each factor row by row, divided
+    by the diagonal entry of the row ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a row in
+    proportion to its diagonal entry, regardless of the number of entries in the row. A layer with P weights needs P + P (P + 1) /
+    2 numbers.
 
     Args:
         init_std: Diagonal of every factor before training. The default is a tenth (less before BatchNorm) of the root mean

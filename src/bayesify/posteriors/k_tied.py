@@ -26,9 +26,9 @@ class KTied(Posterior):
 
     $$ q([W\,b]_{ij}) = \mathcal{N}\bigl(M_{ij}, (\textstyle\sum_k u_{ik} v_{jk})^2\bigr) $$
 
-    Stored parameters: `mean_value`, which is unconstrained and starts at the network's weights, and `raw_row` [rows,
-    rank] and `raw_col` [cols, rank], which softplus maps to u and v. This is about half as many numbers as a mean-field
-    posterior has. If the rank is above 1, the factors start 10 % apart, because equal factors would stay equal.
+    Stored parameters: `mean_value` is unconstrained and starts at the network's weights. Softplus maps `raw_row` [rows, rank] and
+    `raw_col` [cols, rank] to u and v. A k-tied posterior has about half as many numbers as a mean-field posterior. If the rank is
+    above 1, the initial factors differ by 10 %, because equal factors would stay equal.
 
     Args:
         rank: Rank k of each layer's matrix of standard deviations.
@@ -52,7 +52,7 @@ class KTied(Posterior):
         self.rank, self.init_std = rank, init_std
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start means at the network's weights, and standard deviations near `start_std`."""
+        """Set the initial means to the network's weights, and the initial standard deviations to about `start_std`."""
         means = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.mean_value = NamedParameters(means)
         stds = {layer.name: self.start_std(layer, values) for layer in self.layers}

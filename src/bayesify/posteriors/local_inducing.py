@@ -34,8 +34,8 @@ class LocalInducing(Posterior):
        \Sigma = ((T T^\top)^{-1} + Z_l^\top \Lambda_l Z_l)^{-1} $$
 
     over the rows of `[W b]`, whose prior is $\mathcal{N}(0, T T^\top)$. This is eq. 11 with inducing inputs $Z_l$ of
-    the layer itself instead of propagated inputs. Layers are independent and q is Gaussian, so everything has a closed
-    form given the prior. An inducing input is one row that the layer's matrix multiplies, with a 1 for the bias. For a
+    the layer itself instead of propagated inputs. Layers are independent and q is Gaussian, so the moments and the KL have a
+    closed form given the prior. An inducing input is one row that the layer's matrix multiplies, with a 1 for the bias. For a
     convolution, the row is a patch. Every kind of weight is supported.
 
     Stored parameters of each layer: `points_value` (Z), `pseudo_outputs` (V) and `log_precision`, the diagonal of $\log
@@ -48,9 +48,9 @@ class LocalInducing(Posterior):
         points: Number of inducing points M in every layer.
         precision: Initial diagonal of $\Lambda$. The default is 1; with `init="network"`, it is `NETWORK_PRECISION`.
         kl_form: `"closed"` for the closed form, or `"sampled"` for $\log q - \log p$ at the draw.
-        init: Initial value of V. With `"random"`, V is standard normal. With `"network"`, V holds the network's own
-            outputs at the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as
-            columns, the mean of q then starts close to the network.
+        init: Initial value of V. With `"random"`, V is standard normal. With `"network"`, V contains the network's own outputs
+            for the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns of `[W b]`, the
+            mean of q then starts close to the network.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -79,7 +79,7 @@ class LocalInducing(Posterior):
         self.shares_statistics = self.starts_at_network = init == "network"
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start with standard normal inputs, and with the outputs that `init` names."""
+        """Start with standard normal inducing inputs, and with the pseudo-outputs that `init` selects."""
         like = next(iter(values.values()))
         log_precision = math.log(self.precision or (NETWORK_PRECISION if self.init == "network" else 1.0))
         inputs, outputs, logs = {}, {}, {}
@@ -134,7 +134,8 @@ class LocalInducing(Posterior):
     def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
         """Draws of layers of the same shape, [S, 1, D, R] each, and the sum of their KLs.
 
-        The layers are drawn in one batch. If values are checked, they are drawn one by one, because errors name single layers.
+        The layers are drawn in one batch. If values are checked, the layers are drawn one by one, so that an error can name the
+        layer.
         """
         if should_check(noise[0]):
             found = [problem.draw(eps, self.kl_form) for problem, eps in zip(problems, noise, strict=True)]
@@ -150,7 +151,8 @@ class LocalInducing(Posterior):
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
-        """Results of `use` for each layer, [rows, cols], split into weights by name. The prior's scales are at their means."""
+        """Apply `use` to each layer, and split the results, [rows, cols], into weights by name. The prior's scales are at their
+        means."""
         scale = typical_scale(self)
         return by_layer(self.layers, lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
 

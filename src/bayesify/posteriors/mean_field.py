@@ -30,23 +30,23 @@ class MeanField(Posterior):
     $$ q(w) = \mathcal{N}(m, \operatorname{diag}(s^2)), \qquad
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
-    Stored parameters: `mean_value`, which is measured in `units` and starts at the network's weights, and `raw_std`,
-    the log of the standard deviation (with `max_std`, the input of a scaled sigmoid). Both weights and biases are
-    Gaussian. One call draws the noise of the whole network.
+    Stored parameters: `mean_value` is measured in `units` and starts at the network's weights. `raw_std` is the log of the
+    standard deviation. If `max_std` is given, it is instead the input of a scaled sigmoid. Both weights and biases are Gaussian.
+    One call draws the noise of the whole network.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
             of the layer's weights.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each example
-            once (see `LocalGaussian`). Other layers and predictions draw weights. Gradients are less noisy than with
-            drawn weights, but a step takes longer.
+            once (see `LocalGaussian`). Other layers and predictions draw weights. With noise at the outputs, gradients are less
+            noisy than with drawn weights, but a step takes longer.
         units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"` it is the
-            mean divided by the prior's standard deviation. If the prior draws its standard deviation, the divisor is
-            the typical initial value. A step of Adam then moves each mean by the learning rate times this standard
-            deviation, in layers of any width, as in the code of Ober & Aitchison (2021). With `"weight"`, a learning
-            rate of 0.01 moves the means of a layer with 288 inputs by 0.17 prior standard deviations, and global
-            inducing points in the layers above diverge.
+            mean divided by the prior's standard deviation. If the prior draws its standard deviation, the divisor is the initial
+            mean of this standard deviation. With `"prior"`, a step of Adam moves each mean by the learning rate times the prior's
+            standard deviation, in layers of any width. The code of Ober & Aitchison (2021) does the same. With `"weight"`, a
+            learning rate of 0.01 moves the means of a layer with 288 inputs by 0.17 prior standard deviations. With such large
+            steps, global inducing points in the layers above diverge.
 
     Raises:
         ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.
@@ -225,7 +225,8 @@ class MeanField(Posterior):
 
 
 def like_layout(flat: Tensor, like: Tensor) -> Tensor:
-    """View [S, numel] noise as [S, *shape] with the memory layout of `like`, so that elementwise kernels stay fast."""
+    """View noise [S, numel] as [S, *shape] with the memory layout of `like`. Elementwise kernels are faster if both tensors have
+    the same layout."""
     size = (flat.shape[0], *like.shape)
     if like.is_contiguous() or flat.stride(0) not in (like.numel(), -(-like.numel() // TILE) * TILE):
         return flat.view(size)

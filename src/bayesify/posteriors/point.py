@@ -32,7 +32,7 @@ class Point(Posterior):
         self.value = NamedParameters({weight.name: values[weight.name].clone() for weight in self.weights})
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """The same weights in every draw, without a copy."""
+        """Return the same weights for every draw, without copying them."""
         weights = {name: repeat_draws(value, request.num_draws) for name, value in self.value.items()}
         return weights, self.kl(request.prior)
 

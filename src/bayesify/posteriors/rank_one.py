@@ -24,8 +24,8 @@ class RankOne(Posterior):
 
     $\bar W$ is a point estimate. W has no density over all matrices, so `kl` is $-\log p(\bar W)$ plus the KL of the factors,
     averaged over components. By convexity this average is at least the KL of the mixture, so the objective remains a lower bound.
-    Stored parameters: `value` is unconstrained and starts at the network's weights. `row_mean` and `col_mean` are
-    unconstrained and start at 1 (several components start 10 % apart, or 3 % apart in networks with BatchNorm).
+    Stored parameters: `value` is unconstrained and starts at the network's weights. `row_mean` and `col_mean` are unconstrained
+    and start at 1. If there are several components, their means initially differ by 10 %, or by 3 % in networks with BatchNorm.
     `row_raw_std` and `col_raw_std` are mapped through softplus.
 
     The noise of a matrix consists of two vectors, so writing the weights dominates the cost of a draw. A GPU therefore
@@ -36,8 +36,9 @@ class RankOne(Posterior):
 
     Args:
         components: Number of components K.
-        init_std: Standard deviation of the factors before training. Their means start near 1. The default is 0.1, or
-            0.03 in networks with BatchNorm. `fit` lowers this default if it would make a trained network much worse.
+        init_std: Standard deviation of the factors before training. The means of the factors are initially close to 1. The
+            default is 0.1, or 0.03 in networks with BatchNorm. `fit` lowers this default if it would make a trained network much
+            worse.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:
@@ -60,7 +61,7 @@ class RankOne(Posterior):
         self.training_draws, self.starts_wide = components, init_std is None
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start shared weights at the network's weights, and factors near 1."""
+        """Set the initial shared weights to the network's weights, and the initial means of the factors to about 1."""
         shared = {layer.name: layer.to_matrix(values).contiguous().clone() for layer in self.layers}
         self.value = NamedParameters(shared)
         stds = {layer.name: self.relative_std(layer) for layer in self.layers}
@@ -76,7 +77,7 @@ class RankOne(Posterior):
         self.col_mean, self.col_raw_std = factor(1)
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Shared weights times a draw of each factor. Every component is drawn equally often."""
+        """Draw the factors, and multiply the shared weights by them. Every component is drawn equally often."""
         like = self.value[self.layers[0].name]
         chosen = choose_members(self.components, request.num_draws, request.noise, like.device)
         noise = iter(request.normals([size for layer in self.layers for size in (layer.rows, layer.cols)], like))

@@ -20,12 +20,13 @@ Result = TypeVar("Result")
 
 
 class Outputs:
-    """The network's outputs for each draw, [S, B, ...]. They are kept in memory, or computed again chunk by chunk.
+    """The network's outputs for each draw, [S, B, ...]. The outputs are stored in memory, or they are computed again chunk by
+    chunk whenever they are needed.
 
     Args:
         kept: All outputs, or `None`.
-        chunks: Function that yields the outputs in order, in pieces [S, rows, ...]; every call yields the same outputs.
-            It is needed if outputs are not kept.
+        chunks: Function that yields the outputs in order, in pieces [S, rows, ...]. Every call must yield the same outputs. The
+            function is required if `kept` is `None`.
     """
 
     def __init__(self, kept: Tensor | None = None, chunks: Callable[[], Iterator[Tensor]] | None = None) -> None:
@@ -45,7 +46,7 @@ class Outputs:
     def transform(self, function: Callable[[Tensor], Tensor]) -> Outputs:
         """Apply a function that acts on each draw and row separately.
 
-        The result is kept in memory if these outputs are kept.
+        If these outputs are stored in memory, the result is stored in memory too.
         """
         if self.kept is not None:
             return Outputs(kept=function(self.kept))
@@ -60,7 +61,7 @@ class Outputs:
         return vars(self)
 
     def map(self, function: Callable[..., Result], *rowwise: Tensor) -> Result:
-        """Apply a function to each chunk and join the results along the first axis, which holds the examples.
+        """Apply a function to each chunk, and join the results along the first axis, which is the axis of examples.
 
         Args:
             function: Function of outputs [S, rows, ...] and of the same rows of each further tensor. It returns a tensor, or a
@@ -91,7 +92,7 @@ _OF_CLASSIFICATION |= {"logits", "entropy"}
 class Predictive:
     """The predictive distribution of a batch of examples, which is a mixture over draws.
 
-    A prediction can be pickled if its outputs are kept.
+    A prediction can be pickled if its outputs are stored in memory.
 
     Args:
         outputs: The network's outputs for each draw.
@@ -126,8 +127,8 @@ class Predictive:
         return made
 
     def map_outputs(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same kind of mixture after a function is applied to each draw's outputs, such as a division of logits by a
-        temperature.
+        """The same kind of mixture with a function applied to each draw's outputs. For example, the function can divide logits by
+        a temperature.
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.
@@ -135,7 +136,7 @@ class Predictive:
         return self.with_outputs(self._source.transform(function))
 
     def materialize(self) -> Self:
-        """The same prediction with all outputs in memory, whatever their size, so that it can be pickled."""
+        """The same prediction with all outputs in memory, whatever their size. The result can be pickled."""
         return self if self._source.kept is not None else self.with_outputs(torch.cat(list(self._source), dim=1))
 
     def _check_mixture(self) -> None:
@@ -199,7 +200,8 @@ class Predictive:
 
 
 def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
-    """The targets in a given shape, after a last axis of one entry is added or dropped if necessary; `None` if they do not fit.
+    """Reshape the targets to a given shape. If necessary, add or drop a last axis of one entry. The result is `None` if the
+    targets do not fit.
 
     Nothing is broadcast.
     """
@@ -211,7 +213,7 @@ def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
 
 
 def check_finite(tensor: Tensor, what: str) -> None:
-    """Raise `ValueError` if a tensor holds NaN or infinity; the message names the first place.
+    """Raise `ValueError` if a tensor contains NaN or infinity. The message names the index of the first such entry.
 
     A finite sum proves that all entries are finite, and needs no temporary tensor. Large finite numbers can overflow the sum, so
     if the sum is not finite, the entries are checked row by row.

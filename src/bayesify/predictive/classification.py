@@ -75,13 +75,13 @@ class ClassificationPredictive(Predictive):
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the mixture in nats, which measures the total uncertainty: [B], or [B, O] for binary outputs."""
+        """Entropy of the mixture in nats: [B], or [B, O] for binary outputs. It measures the total uncertainty."""
         # Avoid `special.entr`, because torch 2.11 cannot export it to ONNX.
         return -torch.xlogy(self.class_probs, self.class_probs).sum(-1)
 
     @property
     def aleatoric_entropy(self) -> Tensor:
-        """Mean entropy of the draws in nats, which measures the noise in the data: [B], or [B, O] for binary outputs."""
+        """Mean entropy of the draws in nats: [B], or [B, O] for binary outputs. It measures the noise in the data."""
         return self._summary[1]
 
     @property

@@ -50,6 +50,6 @@ class Findings(list[Finding]):
 
 
 def joined(parts: Iterable[list[Finding]]) -> Findings:
-    """All findings, with one finding per code."""
+    """Merge several lists of findings into one list that has one finding per code."""
     found = {finding.code: finding for part in parts for finding in part}
     return Findings(found.values())

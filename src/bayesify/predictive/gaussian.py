@@ -38,13 +38,13 @@ class OutputGaussian:
         mean: The network's outputs at the point estimate, [B, ...].
         covariance: Covariance $C_b$ of an example's O outputs, [B, O, O]. If the whole matrix is too large, give only its
             diagonal, [B, O], or its blocks over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`). The
-            covariance may also be a `Spread` over the K outputs at each position; `axis` then says on which axis of the mean the
-            K outputs are.
+            covariance may also be a `Spread` over the K outputs at each position. In this case, the K outputs are on the axis
+            `axis` of the mean.
         seed: Seed of the draws.
         axis: Axis of the K outputs of a `Spread`, counted from the end. If it is `None`, all O outputs of an example form one row
             of the spread.
         same_noise: Whether all examples use the same noise, from a Latin hypercube. If so, the draws of an example do not depend
-            on the other examples, and a row of weight 2 gives the same result as two copies of the row.
+            on the other examples. In addition, a row of weight 2 gives the same result as two copies of the row.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class GaussianRegressionPredictive(RegressionPredictive):
 
 
 class GaussianClassPredictive(ClassificationPredictive):
-    r"""Class probabilities $\mathbb{E}\,\operatorname{softmax}(f)$ under a Gaussian $\mathcal{N}(m, C)$ over logits.
+    r"""Class probabilities $\mathbb{E}\,\operatorname{softmax}(f)$ for logits f with the distribution $\mathcal{N}(m, C)$.
 
     No closed form is known, so `link` chooses an approximation. The softmax does not change if a constant is added to all logits,
     so the data do not constrain this constant. Every link therefore works on $m' = P m$ and $C' = P C P$ with
@@ -221,8 +221,8 @@ class GaussianClassPredictive(ClassificationPredictive):
     - `"bridge"`: the mean of the Dirichlet distribution that matches the Gaussian (Hobbhahn et al. 2022),
       $\alpha_k = \frac{1}{v'_k} (1 - \frac2K + \frac{e^{m'_k}}{K^2} \sum_j e^{-m'_j})$.
 
-    Whatever the link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. The draws in `outputs`
-    are different ones.
+    Whatever the link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. `outputs` contains
+    other draws.
 
     Args:
         outputs: The Gaussian over outputs.

@@ -100,7 +100,7 @@ class RegressionPredictive(Predictive):
 
         An output may have an atom, which is a value of positive probability such as a floor. At the atom, the output contributes
         the atom's probability instead of a density. The result is a density that integrates to 1 with respect to a product
-        measure over outputs; each factor of the measure is the Lebesgue measure plus a point mass of 1 at the atom.
+        measure over outputs. Each factor of the measure is the Lebesgue measure plus a point mass of 1 at the atom.
 
         Raises:
             ValueError: If the shape of the targets does not fit, or if targets are not possible values of the family.
@@ -109,7 +109,8 @@ class RegressionPredictive(Predictive):
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        r"""Log-density of some outputs, jointly with the probability that the censored outputs C are at most y: [B].
+        r"""Logarithm of the density of the uncensored outputs times the probability that the censored outputs C are at most y,
+        averaged over draws: [B].
 
         $$ \log \frac1S \sum_s \prod_{o \notin C} p(y_o; \theta_{so}) \prod_{o \in C} P(Y_o \le y_o; \theta_{so}) $$
 
@@ -226,7 +227,7 @@ def _composed(
 
 
 def pair(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and variances of Gaussians, from a tensor [..., 2] that holds both on its last axis."""
+    """Means and variances of Gaussians, taken from the last axis of a tensor [..., 2]."""
     mean, variance = both.unbind(-1)
     return mean, variance
 

@@ -75,7 +75,7 @@ class DenseSpread(Spread):
         return self._rows.mean(-1)
 
     def move(self, noise: Tensor) -> Tensor:
-        """Deviations, computed with the symmetric root of the covariance, which is the same on every machine."""
+        """Deviations, computed with the symmetric root of the covariance. This root is the same on every machine."""
         values, vectors = stable_eigh(self._rows, "Predictive: the covariance of the outputs")
         root = (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)) @ vectors.mT
         return (noise.transpose(0, 1) @ root).transpose(0, 1)
@@ -86,7 +86,8 @@ class DenseSpread(Spread):
 
 
 class SharedBasis(Spread):
-    r"""$C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows, so that no row needs a decomposition.
+    r"""Covariances $C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows. No row needs its own
+    decomposition.
 
     Args:
         variances: v, [N, K].
@@ -111,7 +112,7 @@ class SharedBasis(Spread):
         return (self._rows * self._basis.mean(0)) @ self._basis.T
 
     def move(self, noise: Tensor) -> Tensor:
-        """Deviations, computed with the symmetric root of the covariance, which is the same on every machine."""
+        """Deviations, computed with the symmetric root of the covariance. This root is the same on every machine."""
         root = self._rows.sqrt()
         return noise * root if self._basis is None else ((noise @ self._basis) * root) @ self._basis.T
 

@@ -39,7 +39,7 @@ class TargetTransform:
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    If targets are at least 0, no target has a z below the z of the target 0. Such values of z are mapped back to 0.
+    If targets are at least 0, no target has a z below the z of the target 0. A z below the z of the target 0 is mapped back to 0.
 
     Args:
         name: Name of the transform; see above.
@@ -183,7 +183,8 @@ class TargetTransform:
 
     @property
     def least(self) -> Tensor:
-        """The smallest target, [O], to which every z without a target is mapped; minus infinity if every z has a target."""
+        """The smallest target, [O]. Every z that no target has is mapped to this target. The result is minus infinity if every z
+        has a target."""
         bounded = self.power > SMALL_POWER if self.name == "box_cox" else self.name in ("log1p", "sqrt")
         return torch.where(
             torch.as_tensor(bounded, device=self.shift.device), 0.0, torch.full_like(self.shift, -math.inf)
@@ -212,11 +213,11 @@ class TransformedPredictive(RegressionPredictive):
     Quantiles, intervals and the distribution function are mapped back from z and are exact. The log-density is the log-density of
     z plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
     $|u| < 6$. Quantiles of z are computed at some places and interpolated by cubics in between. For mixtures of Gaussians, the
-    error of mean and variance is about 1e-3. Other families may have tails without a mean on the scale of y. For these families,
-    unless the transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any transform, the mean
-    is limited to the range of the middle 99.9 %, because otherwise the mean of a wide Gaussian of log y would be determined by
-    tails that no data support. The CRPS uses the same quantiles. The epistemic share of the variance is the same as for z. If the
-    transform is only a shift and a scale, everything is exact.
+    error of mean and variance is about 1e-3. In other families, the tails may be so heavy that the mean of y does not exist. For
+    these families, unless the transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any
+    transform, the mean is limited to the range of the middle 99.9 %. Otherwise, tails that no data support would determine the
+    mean of a wide Gaussian of log y. The CRPS uses the same quantiles. The epistemic share of the variance is the same as for z.
+    If the transform is only a shift and a scale, everything is exact.
 
     Args:
         inner: The predictive of z, [B, O].
@@ -307,7 +308,7 @@ class TransformedPredictive(RegressionPredictive):
         return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:
-        """The probability that the target is at most y, given the probability p that the value is at most z."""
+        """The probability that the target is at most y, computed from the probability p that the value is at most z."""
         return p
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
@@ -335,7 +336,7 @@ class TransformedPredictive(RegressionPredictive):
 
     @property
     def _least(self) -> Tensor:
-        """The smallest target, which is an atom, [O]; minus infinity if there is none."""
+        """The smallest target if it is an atom, [O]; minus infinity if there is no atom."""
         return torch.maximum(self.transform.least, self._family_least)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -347,7 +348,8 @@ class TransformedPredictive(RegressionPredictive):
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Log-density of some outputs, jointly with the probability that the censored outputs are at most y: [B]."""
+        """Logarithm of the density of the uncensored outputs times the probability that the censored outputs are at most y:
+        [B]."""
         z, mask, slope = self._places(y, censored)
         return self.inner.censored_log_prob(z, mask) + slope.flatten(1).sum(-1).to(z)
 

@@ -1,4 +1,4 @@
-"""The base class of priors: a module that knows the weights and gives the scales of their prior."""
+"""The base class of priors. A prior is a module that determines the prior scales of the weights."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class PriorDraw:
     def second_moments(self, name: str, value: Tensor) -> Tensor:
         r"""The moments of a weight's value that `cross_entropy` needs.
 
-        For most weights this is $\lVert w - \mu \rVert^2$. For kernels named in `factor`, it is $\sum_f w_f w_f^\top$
-        over filters, [K, K].
+        For most weights this is $\lVert w - \mu \rVert^2$. For a kernel named in `factor`, it is the matrix $\sum_f w_f
+        w_f^\top$, [K, K], where f runs over the filters.
 
         Args:
             name: The weight's name.
@@ -89,8 +89,8 @@ class PriorDraw:
            + \frac{1}{2\sigma_w^2} \operatorname{tr} (C C^\top)^{-1} \sum_f \mathbb{E}_q w_f w_f^\top $$
 
         Args:
-            second_moments: Expectations under q of the results of the method `second_moments`, by weight name: a scalar
-                or [S], but [K, K] for kernels named in `factor`.
+            second_moments: Expectations with respect to q of the results of the method `second_moments`, by weight name. Each is
+                a scalar or [S], or [K, K] for a kernel named in `factor`.
             sizes: Number of scalars $P_w$ of each weight, by weight name.
         """
         constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in second_moments)
@@ -117,8 +117,7 @@ class PriorDraw:
         return found
 
     def color(self, name: str, value: Tensor) -> Tensor:
-        """A kernel with the prior's correlation, made from a kernel with independent positions. Both have the prior's
-        scale.
+        """Turn a kernel with independent positions into a kernel with the prior's correlation. Both have the prior's scale.
 
         Posteriors that are built on the prior work with $C^{-1} w$ instead of w.
 
@@ -168,9 +167,9 @@ NEGLIGIBLE_LOG_VALUE = -80.0
 class Prior(nn.Module):
     """A prior over the weights of a network.
 
-    `bind` makes a copy that knows the weights, and `draw` then gives the prior's scales. A fixed prior defines only `std_of`. A
-    hierarchical prior also defines `build`, `draw`, `typical` and `set_to_prior`. `build` makes the parameters of the
-    posterior over the hyperparameters. `draw` returns one set of scales per draw, and their KL.
+    `bind` makes a copy for the weights of a network. The method `draw` of this copy returns the prior's scales. A fixed prior
+    defines only `std_of`. A hierarchical prior also defines `build`, `draw`, `typical` and `set_to_prior`. `build` makes the
+    parameters of the posterior over the hyperparameters. `draw` returns one set of scales per draw, and their KL.
     """
 
     name: ClassVar[str]
@@ -200,7 +199,7 @@ class Prior(nn.Module):
         """Make the prior's parameters, if it has any."""
 
     def look_at(self, values: Mapping[str, Tensor] | None) -> None:
-        """Keep what the prior needs to know about the network's weights. Most priors need nothing."""
+        """Store what the prior needs from the values of the network's weights. Most priors need nothing."""
 
     @abstractmethod
     def std_of(self, weight: Weight) -> float:

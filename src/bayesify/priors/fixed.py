@@ -47,7 +47,8 @@ class Standard(Prior):
 
 
 class Neal(Prior):
-    r"""$p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan\_in})$, so that activations keep their scale at any width (Neal 1996).
+    r"""$p(w) = \mathcal{N}(0, \text{scale}^2 / \text{fan\_in})$ (Neal 1996). With this prior, the scale of the activations does
+    not depend on the width of the layers.
 
     The fan-in of a layer is the number of its inputs. The bias does not count. Ritter et al. (2021) include the bias in
     W, so their fan-in is larger by 1. For a 3 x 3 convolution of 64 channels, which has 576 inputs, the standard
@@ -55,8 +56,8 @@ class Neal(Prior):
     parameters have no fan-in, and their standard deviation is `scale`.
 
     Args:
-        scale: Factor on the standard deviation. The default prior of `bayesianize` has scale 8, which keeps the accuracy of
-            trained networks. Neal's own scale of 1 is for networks that start at the prior.
+        scale: Factor on the standard deviation. The default prior of `bayesianize` has scale 8. With this scale, trained networks
+            do not lose accuracy. Neal's own scale of 1 is for networks whose initial weights come from the prior.
 
     Raises:
         ValueError: If `scale` is not positive and finite.
@@ -95,7 +96,7 @@ class AroundNetwork(Neal):
     center: NamedParameters
 
     def look_at(self, values: Mapping[str, Tensor] | None) -> None:
-        """Keep a copy of the network's weights."""
+        """Store a copy of the network's weights."""
         if values is None:
             raise ValueError(
                 "AroundNetwork: the mean of this prior is not 0, but the method needs a prior with mean 0; use Neal(), or "

@@ -67,7 +67,7 @@ class Scale(Prior):
         return 1 / math.sqrt(weight.fan_in or 1)
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
-        """S scales per layer."""
+        """Draw S scales per layer."""
         scale = draw_gamma(self.shape, num_draws, generator) / self.rate  # [S, L]
         return PriorDraw(self._by_weight(scale.rsqrt()), self.kl())
 

@@ -21,18 +21,18 @@ class SpatialInverseWishart(Prior):
     $$ p(w_f | L) = \mathcal{N}(0, L^{-1} / \text{fan\_in}), \qquad p(L) = \mathcal{W}^{-1}((K + 1) I, K + 1), \qquad
        q(L) = \mathcal{W}^{-1}((K + 1) I + \Psi, K + 1 + \nu) $$
 
-    for each filter $w_f$, which holds the K weights of one pair of an output and an input channel. K is the number of
-    the kernel's positions, which the paper calls $N_{l-1}$. $L^{-1}$ is Wishart with mean I, so on average this prior
-    equals Neal's prior. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed
-    form (see `wishart_kl`), and draws use Bartlett's method.
+    for each filter $w_f$. A filter consists of the K weights of one pair of an output and an input channel. K, which the paper
+    calls $N_{l-1}$, is the number of the kernel's positions. $L^{-1}$ is Wishart with mean I, so on average this prior equals
+    Neal's prior. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed form (see
+    `wishart_kl`), and draws use Bartlett's method.
 
     A posterior can use this prior if the posterior's second moments over a kernel's positions are known, or if the
     posterior is built on the prior. `bayesianize` rejects other posteriors.
 
     The parameters are `log_nu`, `log_diagonal` (logarithms of d) and `lower` (entries of N, row by row), where
     $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular. Kernels of equal K are stored together,
-    in the order of the network. $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is
-    then I, and its spread is what q(L) would have after observing this number of filters.
+    in the order of the network. $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and
+    $L^{-1}$ has the spread that it would have if this number of filters had been observed.
 
     Shapes:
         log_nu: [G], for each K with G kernels; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].

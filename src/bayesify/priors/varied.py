@@ -1,4 +1,4 @@
-"""One prior that holds the fixed priors of several models, with tensors as scales."""
+"""One prior that combines the fixed priors of several models. Its scales are tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bayesify.weights.catalog import Weight
 
 
 class Varied(Prior):
-    r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$ with scales in a buffer, so that the models of a stack may have different scales.
+    r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$. The scales are in a buffer, because the models of a stack may have different scales.
 
     Shapes:
         scales: [U], the distinct scales. Weights with equal scales in every model share one entry.
@@ -30,7 +30,8 @@ class Varied(Prior):
 
     @classmethod
     def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
-        """The prior of the first of R models, from the scales of all models by weight name. `every` holds all scales, [R, U]."""
+        """The prior of the first of R models, from the scales of all models by weight name. Its attribute `every` contains the
+        scales of all models, [R, U]."""
         made = cls()
         made.weights = dict(prior.weights)
         columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}

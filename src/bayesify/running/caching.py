@@ -88,7 +88,7 @@ class Results:
         return found
 
     def recent(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """Result of a computation that depends only on `key`; the last few results are kept.
+        """Result of a computation that depends only on `key`. The last few results are cached.
 
         A result requested during the capture of a CUDA graph is kept forever, because the graph reads its memory in every replay.
         """
@@ -129,10 +129,11 @@ class Results:
     def run_beside_comparison(
         self, owner: nn.Module, number: int, run: Callable[[], Computed]
     ) -> tuple[Computed, bool]:
-        """Run a function on the owner's GPU; return its result and whether the parameters were in state `number` when the
+        """Run a function on the owner's GPU. Return its result, and whether the parameters were in state `number` when the
         function began.
 
-        The parameters are compared on a separate stream, so that the device has work while the host waits for the outcome.
+        The parameters are compared on a separate stream. The device therefore has work while the host waits for the result of the
+        comparison.
         """
         tensors = tensors_in(owner)
         with self._lock:
@@ -187,10 +188,11 @@ def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
 
 
 def computed_anew() -> AbstractContextManager[None]:
-    """Context in which `Results.cached` always computes its result. It is needed when a CUDA graph must follow the parameters."""
+    """Context in which `Results.cached` always computes its result. A CUDA graph needs this context if it must recompute its
+    results when the parameters change."""
     return assigned([_SCOPE], "anew", True)
 
 
 def settled() -> AbstractContextManager[None]:
-    """Context in which this thread does not change parameters, so that the parameters of each module are compared only once."""
+    """Context in which this thread does not change parameters. The parameters of each module are therefore compared only once."""
     return assigned([_SCOPE], "settled", {} if _SCOPE.settled is None else _SCOPE.settled)

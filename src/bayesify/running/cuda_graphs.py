@@ -30,7 +30,7 @@ class Kind(Generic[Made]):
     capture failed.
 
     The capture depends on the kind and on the state, for example on the addresses of the tensors that the capture reads. `held`
-    is an object that is kept alive as long as the kind is known, for example a generator whose id is part of the kind.
+    is an object that must live as long as this entry, for example a generator whose id is part of the kind.
     """
 
     state: Any
@@ -44,8 +44,8 @@ class Captures(Generic[Made]):
     """The captures of one owner, one for each kind of call.
 
     A kind is captured in the first call after `WARMUP_CALLS` calls in one state. If the state changes, the count starts again and
-    the old graph is dropped. A failed capture is not tried again in the same state: calls run without a graph, and `reason` says
-    why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are empty.
+    the old graph is dropped. A failed capture is not tried again in the same state. Calls then run without a graph, and `reason`
+    says why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are empty.
 
     At most `limit` kinds are kept, the most recently used ones. `reason` is empty as long as no capture has failed.
     """
@@ -114,7 +114,8 @@ class Captured(Generic[Result]):
 
     @torch.no_grad()
     def replay(self, given: Sequence[Tensor | None] = ()) -> Result:
-        """Results for the given inputs; an input of `None` means zeros. The results are valid until the next replay."""
+        """Run the graph on the given inputs, and return the results. An input of `None` means zeros. The results are valid until
+        the next replay."""
         pairs = [(mine, one) for mine, one in zip(self._inputs, given, strict=True) if one is not None]
         if pairs:
             torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs], non_blocking=True)
@@ -141,7 +142,8 @@ def side_stream() -> Iterator[None]:
 
 @contextmanager
 def watch_waits() -> Iterator[list[str]]:
-    """Yield a list. At the end of the context, it names the places at which the code inside waited for the device."""
+    """Yield a list. At the end of the context, the list names the places at which the code inside the context waited for the
+    device."""
     found: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:
@@ -161,7 +163,7 @@ def watch_waits() -> Iterator[list[str]]:
 def _capture(
     run: Callable[[], Result], generators: Sequence[torch.Generator | None], pool: Any
 ) -> tuple[torch.cuda.CUDAGraph, Result]:
-    """The graph of a function, and the function's return value; see `Captured`."""
+    """Capture a function as a graph. Return the graph and the function's return value; see `Captured`."""
     graph = torch.cuda.CUDAGraph()
     given = [generator for generator in generators if generator is not None]
     for generator in given:

@@ -17,7 +17,7 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
     """Reserve torch's global generators for this thread, and restore them at the end. Other threads that need the generators wait.
 
     Otherwise two simultaneous training runs would consume each other's random numbers. Predictions with their own generator do
-    not need this.
+    not need to reserve the global generators.
 
     `devices` are restored in addition to the CPU. Without a seed, the generators continue from their current state.
     """

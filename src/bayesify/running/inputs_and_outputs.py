@@ -119,7 +119,7 @@ def kinds_of(args: Args, kwargs: Kwargs) -> list[Any]:
 
 
 def check_lengths(args: Args, kwargs: Kwargs) -> None:
-    """Raise `ValueError` if the first axes of the inputs have different lengths, so that the batch size is ambiguous."""
+    """Raise `ValueError` if the first axes of the inputs have different lengths, because the batch size is then ambiguous."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     lengths = dict.fromkeys(leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim)
     if len(lengths) > 1:

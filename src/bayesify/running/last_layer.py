@@ -36,7 +36,7 @@ def last_layer(
     owner: str = "Laplace",
     seen: Callable[[Tensor], None] | None = None,
 ) -> list[str]:
-    """Weights of the linear maps after which the output passes no other linear map.
+    """Weights of the last linear maps: no other linear map lies between them and the output.
 
     Most networks have one such map. A network that concatenates several heads has one in each head. The result contains all
     weights of these layers. They include a weight that the layer shares with another layer (tied embeddings)
@@ -135,7 +135,8 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
 
 
 def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
-    """Places of the calls from which a node is reached without another call, except calls on which another of these depends.
+    """Places of the calls that reach the node without another call in between. A call is left out if another of these calls
+    depends on it.
 
     `node` is the outputs' node in the autograd graph. `calls` has the nodes of the outputs of each call of a layer.
     """

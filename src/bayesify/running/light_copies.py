@@ -1,4 +1,4 @@
-"""Copies of a module tree that share all tensors, so that a pass changes nothing that another thread can see."""
+"""Copies of a module tree that share all its tensors. A pass through a copy changes nothing that another thread can see."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ class KnownModules:
         return found
 
     def holders(self, module: nn.Module, state: dict[str, Any], own: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of attributes (other than children) that hold modules, and names of attributes whose containers a pass may change.
+        """Names of the attributes (other than children) that contain modules, and names of the attributes whose containers a pass
+        may change.
 
         The search is repeated if an attribute has become another object or a container has changed its length. The cache key is
         the module's id, because creating a weak reference would take as long as copying a module.
@@ -93,11 +94,13 @@ class KnownModules:
 
 
 class LightCopy:
-    """A copy of a module tree that shares all tensors but has its own slots and modes.
+    """A copy of a module tree that shares all tensors with the original. The copy has its own modes and its own slots for
+    parameters and buffers.
 
-    Attributes that hold modules of the tree (lists, dicts, bound methods, objects) hold the copies instead. Except in torch's own
-    modules, containers are copied together with nested containers, up to `MAX_CONTAINER_ENTRIES` entries in total. All other
-    attributes are shared, and so are the contents of tuples and other objects. Copying takes microseconds per module.
+    Attributes that refer to modules of the tree (lists, dicts, bound methods, objects) refer to the copied modules instead.
+    Except in torch's own modules, containers are copied together with nested containers, up to `MAX_CONTAINER_ENTRIES` entries in
+    total. All other attributes are shared, and so are the contents of tuples and other objects. Copying takes microseconds per
+    module.
 
     With `hooks`, hooks can be registered with the copy's modules. `owners` are the paths of the modules whose slots will be
     filled. Other leaf modules of torch, which a pass does not change, are then shared instead of copied.
@@ -213,7 +216,7 @@ class LightCopy:
         return clone
 
     def _copy_container(self, container: Any) -> Any:
-        """A copy of a container and its nested containers, each copied once; the container itself if they are too large."""
+        """Copy a container and its nested containers, each once. If they are too large, return the container itself."""
         if id(container) in self._containers:
             return self._containers[id(container)][1]
         found = _nested(container)
@@ -243,7 +246,7 @@ class LightCopy:
         self._shared_kinds = list(map(type, self._shared.values()))
 
     def is_current(self) -> bool:
-        """Whether the network is unchanged since `remember`, so that a new copy would be equal to this one."""
+        """Whether the network is unchanged since `remember`. In this case, a new copy would be equal to this one."""
         states = [module.__dict__ for module in self._shared.values()]
         return (
             self._records is not None
@@ -384,7 +387,7 @@ def entries_of(container: Any) -> list[Any]:
 
 
 def are_same(now: Collection[Any], before: Collection[Any]) -> bool:
-    """Whether two collections hold identical objects."""
+    """Whether two collections contain identical objects."""
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
 
@@ -410,7 +413,7 @@ def _nested(container: Any) -> dict[int, Any]:
 
 
 def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
-    """A value that a pass has stored, with copies of modules and containers replaced by the originals."""
+    """Replace copies of modules and containers by the originals in a value that a pass has stored."""
     if id(value) in originals:
         return originals[id(value)]
     return _swap(value, lambda held: originals.get(id(held), held), {})

@@ -40,7 +40,7 @@ class PlainRecurrence(TorchFunctionMode):
     """Mode in which `nn.GRU`, `nn.LSTM` and `nn.RNN` on padded batches run as plain operations; packed batches are unaffected."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run operations other than recurrent layers unchanged."""
+        """Replace recurrent layers, and run all other operations unchanged."""
         if func in STEPS and len(args) == 9 and isinstance(args[3], bool) and not (args[5] > 0 and args[6]):
             return _run(STEPS[func], *args)
         return func(*args, **(kwargs or {}))
@@ -58,7 +58,8 @@ def _run(
     both_ways: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """The outputs, and the last states of every layer and direction, in the form that torch's functions return."""
+    """Run a recurrent layer. Return the outputs, and the last states of every layer and direction, in the form that torch's
+    functions return."""
     firsts = (start,) if isinstance(start, Tensor) else tuple(start)
     ways = 2 if both_ways else 1
     each = len(weights) // (layers * ways)

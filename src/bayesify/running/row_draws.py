@@ -1,4 +1,4 @@
-"""Several draws in one batch: each draw has its own rows, so that a network, with its caches, runs once for all draws."""
+"""Several draws in one batch. Each draw has its own rows, and the network, with its caches, runs once for all draws."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def can_take_rows(network: nn.Module, weights: Mapping[str, Weight]) -> bool:
 def as_rows(
     values: WeightDict, args: Args, kwargs: Kwargs
 ) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any]]:
-    """Weights and inputs for one pass over a batch that contains each example S times; the draws axis varies slowest.
+    """Weights and inputs for one pass over a batch that contains each example S times. The rows of one draw are adjacent.
 
     Weights are [S, *shape]. Input tensors whose first axis has another length than the batch are shared by all draws.
     Raises `NotByRows` if an input, such as a cache, is neither a tensor nor a plain value.

@@ -62,7 +62,7 @@ class Vmaps:
         self._quick: set[str] = set()
 
     def run(self, function: Callable[[], Result], what: str) -> Result:
-        """Run a function that calls `vmap`; the first time, raise `SlowVmap` if torch warns of an internal loop."""
+        """Run a function that calls `vmap`. The first time, raise `SlowVmap` if torch warns of an internal loop."""
         if what in self._quick or torch.compiler.is_compiling():
             return function()
         with FILTERS, warnings.catch_warnings():
@@ -104,7 +104,8 @@ class Decisions:
         self.row_costs: dict[Hashable, RowCost] = {}
 
     def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
-        """Whether the network still has these modules with the same types. If `some` is true, the list may be incomplete."""
+        """Whether the network still has these modules with the same types. If `some` is true, the list of modules may be
+        incomplete."""
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
@@ -144,7 +145,8 @@ class RunState:
         return RunState, (self._weights,)
 
     def decisions(self, modules: list[nn.Module], *, some: bool = False) -> Decisions:
-        """Decisions for a network with these modules. If `some` is true, the list may omit modules that attributes hold."""
+        """Decisions for a network with these modules. If `some` is true, the list may omit modules that are stored in attributes
+        and not as children."""
         known = self._decisions
         if known is None or not known.hold(modules, some=some):
             known = Decisions(modules, self._weights)
@@ -154,11 +156,11 @@ class RunState:
 
 
 class Runner:
-    """A network with empty slots, and the ways to run draws through it.
+    """A network with empty slots for its weights, and the ways to run draws through it.
 
-    A pass runs a light copy of the network (see `LightCopy`), which has its own slots, modes and hooks, so that several threads
-    can use one network. Values that the network's own code assigns to its attributes and buffers are written back after the pass,
-    except under `vmap` and in the evaluation mode of `evaluating`.
+    A pass runs a light copy of the network (see `LightCopy`). The copy has its own slots, modes and hooks. Several threads can
+    therefore use one network. Values that the network's own code assigns to its attributes and buffers are written back after the
+    pass. Exceptions are passes with `vmap` and passes in the evaluation mode of `evaluating`.
 
     `weights` were taken out of the network. `point_values` replace the network's own parameters and buffers, in the snapshot
     for a prediction that is evaluated later. With `evaluate`, passes run in evaluation mode, whatever the network's own mode
@@ -244,11 +246,11 @@ class Runner:
         """How to run `num_draws` draws.
 
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode run in a
-        loop, because they have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the
-        key-value cache of a transformer. If only weights of linear layers are drawn in such a transformer, the draws
-        run as rows of one batch. A convolution whose kernel differs between draws runs in a loop, because it would
-        become a grouped convolution, which is slower on CPU and GPU. Everything else gains from `vmap`, except large
-        passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
+        loop. They have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the key-value cache
+        of a transformer. If only weights of linear layers are drawn in such a transformer, the draws run as rows of one batch. A
+        convolution whose kernel differs between draws runs in a loop. With `vmap` it would become a grouped convolution, which is
+        slower on CPU and GPU. Everything else gains from `vmap`, except large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If
+        `vmap` fails, the draws run in a loop.
         """
         if num_draws == 1:
             return "single"
@@ -356,7 +358,7 @@ class Pass(Runner):
                 refresh_recurrent(self.network)
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a recurrent layer in evaluation mode may be differentiated, which the cuDNN kernels refuse."""
+        """Whether a gradient may be needed through a recurrent layer in evaluation mode. The cuDNN kernels do not allow this."""
         if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
             return False
         return any(isinstance(module, nn.RNNBase) and not module.training for module in self.network.modules())

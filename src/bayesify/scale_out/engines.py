@@ -1,8 +1,8 @@
 """The engines that run jobs: processes of this machine, Dask and Ray.
 
 Each engine implements `submit`, `wait` and `result`. Everything else is the same for all engines. Dask and Ray are not called
-through joblib, because joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no
-result before all jobs are finished.
+through joblib. Its backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no result
+before all jobs are finished.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Engine(ABC):
         """Wait for a job to end, and return its handle."""
 
     def result(self, handle: Any) -> Finished:
-        """The outcome of a job; raises if its worker died."""
+        """The outcome of a job. Raise an error if the job's worker died."""
         finished: Finished = handle.result()
         return finished
 
@@ -67,7 +67,8 @@ class Engine(ABC):
 
 
 def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) -> Iterator[Finished]:
-    """Results as they arrive. No job is submitted before it can run, so a worker that dies loses no waiting job."""
+    """Run all jobs, and yield their results as they arrive. No job is submitted before it can run, so a worker that dies loses no
+    waiting job."""
     queue = deque(arguments)
     running: dict[Any, str] = {}
     try:
@@ -209,7 +210,7 @@ ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray
 
 @contextmanager
 def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]:
-    """Open an engine of `ENGINES`, starting it if necessary; an engine that was started here is closed afterwards.
+    """Open an engine of `ENGINES`, and start it if necessary. An engine that this function started is closed afterwards.
 
     If there is only one local worker, jobs run in this process. `threads` limits the threads of the libraries in a new
     local process.

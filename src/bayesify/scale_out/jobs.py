@@ -1,4 +1,4 @@
-"""Jobs, and their results as files, so that no finished job is lost when a worker or a machine stops."""
+"""Jobs, and files with their results. No finished job is lost when a worker or a machine stops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9_=+,-][A-Za-z0-9._=+,-]*(/[A-Za-z0-9_=+,-][A-Za-z
 
 
 class JobsFailed(RuntimeError):
-    """Some jobs failed more often than allowed; the results of the other jobs are kept.
+    """Raised if some jobs failed more often than allowed. The results of the other jobs are not lost.
 
     Attributes:
         reasons: Traceback of the last attempt, by name of the job.
@@ -57,20 +57,20 @@ def run_jobs(
     retries: CountOrZero = 2,
     progress: bool | Tell | None = True,
 ) -> dict[str, Result]:
-    """Run every job, several at a time, and keep each result as a file.
+    """Run every job, several at a time, and write each result to a file.
 
-    As soon as a job ends, the job and its result are written to `folder/jobs/NAME.json`. A later call with an equal job
-    of this name reads this file, unless it was changed, instead of running the job. A job that raises, or whose worker
-    dies, is run again. A job whose worker died is run again alone, so that it cannot make other jobs fail.
+    As soon as a job ends, the job and its result are written to `folder/jobs/NAME.json`. A later call with an equal job of
+    this name reads this file, unless the file was changed. A job that raises is run again; if its worker died, it is run alone.
 
-    Results do not depend on the engine or on the number of workers. Each job starts with the global generators of Python,
-    NumPy and torch seeded by its name, and computes with the same number of threads.
+    Results do not depend on the engine or on the number of workers. Before each job, the global generators of Python, NumPy and
+    torch are seeded by the job's name. All jobs compute with the same number of threads.
 
     Args:
-        function: Function from a job to its result, which is a dictionary that JSON can hold. Define the function at the top of a
-            module. Use `functools.partial` to bind settings that do not affect the result, such as the path of a file.
-        jobs: Jobs by name. A job is anything that JSON can hold, or a dataclass of such data. A name is a file name, or several
-            file names separated by `/`. If jobs depend on results, give a plan: a function, called again when its jobs are done.
+        function: Function from a job to its result. The result is a dictionary that can be written as JSON. Define the function at
+            the top of a module. Use `functools.partial` to bind settings that do not affect the result, such as the path of a file.
+        jobs: Jobs by name. A job is any data that can be written as JSON, or a dataclass of such data. A name is a file name, or
+            several file names separated by `/`. If jobs depend on the results of other jobs, give a plan: a function that returns
+            jobs and is called again when these jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
             `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
@@ -87,8 +87,8 @@ def run_jobs(
         ValueError: If the engine, a name, or a count is invalid, or a job cannot be written as JSON.
         ImportError: If the engine is not installed; the message names the extra to install.
         OSError: If a result could not be written.
-        JobsFailed: If jobs failed more than `retries` times; raised after all other jobs are finished.
-        KeyboardInterrupt: After Ctrl-C; finished results are kept.
+        JobsFailed: If jobs failed more than `retries` times. The error is raised after all other jobs are finished.
+        KeyboardInterrupt: After Ctrl-C. The results of finished jobs stay in their files.
     """
     if engine not in ENGINES:
         raise ValueError(f"run_jobs: engine={engine!r}; choose from {', '.join(ENGINES)}")
@@ -118,7 +118,8 @@ class _Records:
         self.reasons: dict[str, str] = {}
 
     def take(self, plan: Plan) -> Mapping[str, Any]:
-        """The current jobs of a plan. Jobs with results in files are finished, and the plan may continue from them."""
+        """The current jobs of a plan. A job whose result is in a file counts as finished, and the plan may then give further
+        jobs."""
         while True:
             jobs = plan(self.results)
             if not isinstance(jobs, Mapping):
@@ -136,7 +137,7 @@ class _Records:
         return [name for name in self.jobs if name not in self.results and name not in self.reasons]
 
     def look(self, name: str) -> bool:
-        """Whether a file holds the result of an equal job. If so, the result is stored."""
+        """Whether a file contains the result of an equal job. If so, the result is added to `results`."""
         found = read_result(self.folder, name)
         if found is None or found[0] != self.jobs[name]:
             return False
@@ -150,7 +151,7 @@ class _Records:
             raise OSError(f"{result_path(self.folder, finished.name)} was written but cannot be read")
 
     def run(self, run: Run, call: Callable[..., Finished], jobs: Mapping[str, Any], retries: int, tell: Tell) -> None:
-        """Run all open jobs in rounds; a job whose worker died is run alone, after all other jobs."""
+        """Run all open jobs in rounds. A job whose worker died is run alone, after all other jobs."""
         waiting = self.open_jobs()
         attempts = dict.fromkeys(waiting, 0)
         alone: list[str] = []

@@ -1,4 +1,4 @@
-"""Reading a table in parts, so that a table with millions of rows need not fit into memory."""
+"""Reading a table in parts. A table with millions of rows therefore need not fit into memory."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ class Parts:
 
 
 def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None) -> Parts:
-    """Read a table in parts; together, the parts are equal to the result of `read_table`.
+    """Read a table in parts. Together, the parts are equal to the result of `read_table`.
 
     Encoding, separator and style of numbers are detected from the whole file. A CSV file is read several times, and a Parquet
-    file by row groups, so that memory holds only one part. Other files are read as a whole. No file is written.
+    file is read by row groups. Only one part is therefore in memory at a time. Other files are read as a whole. No file is
+    written.
 
     Raises:
         InputError: In the same cases as `read_table`, with the same messages, and if the file changes while it is read.

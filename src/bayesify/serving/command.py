@@ -109,9 +109,9 @@ def fit(
 ) -> None:
     """Train a model on a table and store the model in a folder, for use with bayesify predict.
 
-    Texts, dates and empty cells need no preparation. The folder holds the model, facts about the model, and MODEL.md, a
-    page that describes the model. The last printed line is the folder's path. With --update, the model in a folder is
-    trained again with more rows.
+    Texts, dates and empty cells need no preparation. The folder contains the model, facts about the model, and MODEL.md, a page
+    that describes the model. The last printed line is the folder's path. With --update, the model in a folder is trained again
+    with more rows.
     """
     need("fit", "pandas", "sklearn", extra="compare")
     from bayesify.serving.sources import short_name
@@ -226,8 +226,8 @@ def predict(
 ) -> None:
     """Predict the rows of a table with the model in a folder, and write a CSV file with intervals or probabilities.
 
-    Rows keep their order. If the table holds the target, scores are printed. Columns whose cells differ from the
-    training rows are listed. The last printed line is the path of the CSV file.
+    Rows keep their order. If the table contains the target, scores are printed. Columns whose cells differ from the training rows
+    are listed. The last printed line is the path of the CSV file.
     """
     need("predict", "pandas", "sklearn", extra="compare")
     errors = Console(stderr=True)

@@ -21,14 +21,14 @@ MAX_REPORTED_COLUMNS = 10
 
 
 class Drift:
-    r"""Distances between the columns of the training rows and the columns of new rows, which are added part by part.
+    r"""Distances between the columns of the training rows and the columns of new rows. New rows are added part by part.
 
-    For numbers and dates, the distance is $\max_t |F(t) - G(t)|$ (Kolmogorov 1933), where F(t) and G(t) are the shares of cells
-    that are at most t in the training rows and in the new rows. The maximum is taken over quantiles t of the training rows. For
-    texts, it is half the sum of the absolute differences between the shares of each text. For empty cells, it is the difference
-    between the shares of empty cells. A column is reported if its distance exceeds both `MIN_DISTANCE` and a distance that two
-    samples of one distribution exceed by chance in about 1 of 100 cases. In the date columns `day_first`, the day comes before the
-    month.
+    For numbers and dates, the distance is $\max_t |F(t) - G(t)|$ (Kolmogorov 1933), where F(t) is the share of cells that are at
+    most t in the training rows, and G(t) is this share in the new rows. The maximum is taken over quantiles t of the training
+    rows. For texts, it is half the sum of the absolute differences between the shares of each text. For empty cells, it is the
+    difference between the shares of empty cells. A column is reported if its distance exceeds two limits. The first limit is
+    `MIN_DISTANCE`. Two samples of one distribution exceed the second limit by chance in about 1 of 100 cases. In the date columns
+    `day_first`, the day comes before the month.
     """
 
     def __init__(self, about: About, day_first: Collection[str]) -> None:
@@ -53,7 +53,7 @@ class Drift:
                 self._counts[column.name] += np.searchsorted(values, column.knots, side="right")
 
     def moved(self) -> tuple[str, ...]:
-        """One sentence for each column that differs from training; the largest distance comes first."""
+        """One sentence for each column that differs from the training rows; the largest distance comes first."""
         found = [entry for column in self._columns for entry in (self._shares(column), self._gaps(column)) if entry]
         return tuple(words for _, words in sorted(found, reverse=True)[:MAX_REPORTED_COLUMNS])
 

@@ -64,7 +64,8 @@ def fit_table(
     """Train an estimator on a table.
 
     The default method needs no extra training run for its scores, because each of its members holds out different rows. Any other
-    method without known scores is trained twice: first without a fifth of the rows, on which it is scored, then on all rows.
+    method without known scores is trained twice. The first run leaves out a fifth of the rows, on which the method is then
+    scored. The second run uses all rows.
 
     Args:
         frame: The table.
@@ -126,7 +127,7 @@ def _identifies(column: Series) -> bool:
 
 
 def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFolder:
-    """The model with scores of groups, a confusion table and figures, if its predictions of unseen rows are known."""
+    """Add scores of groups, a confusion table and figures to a model, if its predictions of unseen rows are known."""
     if seen.held_out is None:
         return model
     about, estimator = model.about, model.estimator
@@ -155,7 +156,7 @@ def read_rows(
 
 
 def _hold_out(estimator: Estimator, cells: DataFrame, values: np.ndarray, seed: int) -> Scored:
-    """Scores on held-out rows, from a first training run without these rows."""
+    """Train the estimator a first time without some rows, and return its scores on these rows."""
     held = np.random.default_rng(seed).permutation(len(values)) % HELD_OUT_FRACTION == 0
     estimator.fit(cells[~held], values[~held])
     if isinstance(estimator, BayesianClassifier):

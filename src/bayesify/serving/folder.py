@@ -55,11 +55,11 @@ class ModelFolder:
     def write(self, folder: Path) -> None:
         """Write all files or none; see `write_together`.
 
-        `model.safetensors` holds the checksum of the facts, and `model.json` holds the facts and the checksum of
+        `model.safetensors` contains the checksum of the facts. `model.json` contains the facts and the checksum of
         `model.safetensors`. The checksums prevent files of two models from being mixed up.
 
         Raises:
-            OSError: If the folder cannot be written. Its old contents are kept in this case.
+            OSError: If the folder cannot be written. In this case, the old contents of the folder stay unchanged.
         """
         rows = b"" if self.rows is None else pack_rows(self.rows)
         about = replace(self.about, rows_sha256=hashlib.sha256(rows).hexdigest() if rows else "")
@@ -142,7 +142,7 @@ def read_kept_rows(folder: Path, about: About) -> DataFrame | None:
 
 
 def _read_together(folder: Path, read: Callable[[Path, Path], T]) -> T:
-    """Call a function that reads `model.json` and `model.safetensors`, so that both files belong to the same model."""
+    """Call a function that reads `model.json` and `model.safetensors`, and make sure that both files belong to the same model."""
     if not folder.is_dir():
         what = "this path is a file; give the folder that bayesify fit wrote"
         raise InputError(f"{folder}: {what if folder.exists() else 'there is no such folder'}")

@@ -39,7 +39,7 @@ class Group(Plain):
 
     @property
     def error(self) -> float:
-        """Standard error of the coverage. One row inside and one row outside are added, so that the error is never 0."""
+        """Standard error of the coverage. One covered row and one uncovered row are added, so that the error is never 0."""
         share = (self.coverage * self.num_rows + 1) / (self.num_rows + 2)
         return float(np.sqrt(share * (1 - share) / self.num_rows))
 

@@ -144,8 +144,8 @@ def _label(value: float, percent: bool) -> str:
 def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | None, label: str) -> str:
     """An SVG element that shows means and standard errors of many methods, one below the other, with the best on top.
 
-    A row holds a title, a mean, its standard error, and whether the method is tied with the best. `baseline` is drawn as a dashed
-    line.
+    Each row consists of a title, a mean, its standard error, and whether the method is tied with the best. `baseline` is drawn as
+    a dashed line.
     """
     row_height, left, right, bottom = 22, 174, 26, 42
     height, width = row_height * len(rows) + bottom + 8, 440

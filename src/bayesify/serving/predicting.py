@@ -49,7 +49,7 @@ class Outcome:
         num_unusual: Number of rows unlike the training rows.
         scores: Scores of the rows with a target; empty if the table has no target column.
         notes: Sentences that name assumptions and say how columns were read.
-        moved: Sentences about columns that differ from training; the largest difference comes first.
+        moved: Sentences about columns that differ from the training rows; the largest difference comes first.
         warnings: Sentences that say why the predictions are worse than the model's scores suggest.
     """
 
@@ -73,12 +73,11 @@ def predict_table(
 ) -> Outcome:
     """Predict the rows of a table and write the predictions, in the order of the rows, as CSV.
 
-    The first columns of the file identify the row: they are the table's identifiers, such as customer numbers, or otherwise
-    `row`, which counts from 1. For a regression, the columns `prediction`, `lower`, `upper`, `std` and `unusual` follow; for a
-    classification, `prediction`, one `probability_CLASS` for each class, and `unusual`. The columns that `asked` requests come
-    last. The file has the separator and the decimal mark of the table. If a spreadsheet would run a text as a formula, an
-    apostrophe is put before the text. Memory holds one part of the table at a time. The file gets its final name only when it is
-    complete.
+    The first columns of the file identify the row. They are the table's identifiers, such as customer numbers. If the table has no
+    identifiers, the first column is `row`, which counts from 1. For a regression, the next columns are `prediction`, `lower`,
+    `upper`, `std` and `unusual`. For a classification, they are `prediction`, one `probability_CLASS` for each class, and
+    `unusual`. The columns that `asked` requests come last. The file has the separator and the decimal mark of the table. If a
+    spreadsheet would run a text as a formula, an apostrophe is put before the text. One part of the table is in memory at a time.
 
     Args:
         model: The model, from `ModelFolder.read`.
@@ -92,7 +91,7 @@ def predict_table(
 
     Raises:
         InputError: If the model cannot answer a question, if the table cannot be read, if it lacks a column that had no empty
-            cells in training, or if its kinds of cells differ from training. The message does not depend on `rows`.
+            cells in training, or if its columns contain other kinds of cells than in training. `rows` does not change it.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)
@@ -285,8 +284,7 @@ def day_first(model: ModelFolder) -> tuple[str, ...]:
 def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]]:
     """The table's columns that the model needs, and warnings about missing columns.
 
-    If a column is missing, it is filled with empty cells, provided that it had empty cells in training. Otherwise `InputError` is
-    raised.
+    If a missing column had empty cells in training, it is filled with empty cells. Otherwise `InputError` is raised.
     """
     from pandas import DataFrame, Series
 
@@ -357,6 +355,7 @@ def _written(cells: Sequence[Any], decimal: str) -> list[Any]:
 
 
 def _cell(text: object) -> str:
-    """A text as a cell of the file. An apostrophe is put before a formula, so that a spreadsheet does not run it."""
+    """A text as a cell of the file. An apostrophe is put before a formula, because a spreadsheet would otherwise run the
+    formula."""
     found = str(text)
     return f"'{found}" if found.startswith(FORMULA_STARTS) and not is_number(found) else found

@@ -43,8 +43,8 @@ class Costs:
         """Read costs from a file, or from a text such as `sick:healthy=100,healthy:sick=5` with entries TRUTH:DECISION=COST.
 
         If the costs are given as text, the possible decisions are the classes. Right decisions cost 0, and wrong
-        decisions that are not listed cost 1. In a file, the first column holds the true classes. Each other column is
-        a decision, which may have any name.
+        decisions that are not listed cost 1. In a file, the first column contains the true classes. Each other column is a
+        decision, which may have any name.
 
         Args:
             text: Costs as a text, or the path of a file with costs.
@@ -95,7 +95,7 @@ class Costs:
         return cls(decisions, np.array([[number_of(f"--costs {path}:", str(cell)) for cell in row] for row in cells]))
 
     def decide(self, probs: np.ndarray) -> tuple[list[str], np.ndarray]:
-        """The decisions with the lowest expected costs, given probabilities [N, C], and these expected costs, [N]."""
+        """For probabilities [N, C], the decision with the lowest expected cost for each row, and this cost, [N]."""
         expected = probs @ self.table
         return [self.decisions[best] for best in expected.argmin(1)], expected.min(1)
 

@@ -54,8 +54,8 @@ def update_table(
     is not changed; `ModelFolder.write` replaces its contents later.
 
     Args:
-        folder: Folder that `bayesify fit` wrote. If it stores its training rows (`--keep-rows`), the table must hold only new
-            rows. Otherwise the table must begin with the training rows.
+        folder: Folder that `bayesify fit` wrote. If the folder stores its training rows (`--keep-rows`), the table must contain
+            only new rows. Otherwise the table must begin with the training rows.
         frame: The table, read with the options from `like_training`.
         name: Name of the table.
         notes: Sentences that say how the table was read.
@@ -64,8 +64,8 @@ def update_table(
         verbose: Whether to show progress.
 
     Raises:
-        InputError: If the folder cannot be read, if the table lacks the folder's rows, its target or a column, or if its kinds of
-            cells differ from training.
+        InputError: If the folder cannot be read, if the table lacks the folder's rows, its target or a column, or if the table's
+            columns contain other kinds of cells than in training.
     """
     model = ModelFolder.read(folder)
     about, kept = model.about, read_kept_rows(folder, model.about)
@@ -92,7 +92,7 @@ def update_table(
 
 
 def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> None:
-    """Raise `InputError` if a column of the table is missing, or if the kind of its cells differs from training."""
+    """Raise `InputError` if a column of the table is missing or contains another kind of cells than in training."""
     for column in (*(column.name for column in about.columns), about.target):
         if column not in frame.columns:
             raise InputError(

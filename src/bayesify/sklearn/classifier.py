@@ -21,11 +21,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     """Classification by Bayesian networks on arrays or data frames, with a softmax over two or more classes.
 
     The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
-    the step that predicts its held-out rows best; see [the page](../scikit-learn.md). The columns of a pandas frame may hold
-    numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs are scaled with the
-    statistics of the training rows. Everything runs on the CPU. Named methods (every `method` except `"auto"`) use
-    float64. A row of weight k counts as k copies of the row. If the rows fit into one batch, the weighted row and the
-    copies give bitwise equal results.
+    the step that predicts its held-out rows best; see [the page](../scikit-learn.md). The columns of a pandas frame may contain
+    numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs are scaled with the statistics of
+    the training rows. Everything runs on the CPU. Named methods (every `method` except `"auto"`) use float64. A row of weight k
+    counts as k copies of the row. If the rows fit into one batch, the weighted row and the copies give bitwise equal results.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
@@ -51,7 +50,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. If a chain or an
             ensemble has fewer draws, all of them are used.
         standardize: Whether inputs are scaled to mean 0 and variance 1.
-        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`. With 0, none are kept.
+        memory_rows: Maximum number of training rows that the estimator stores for `partial_fit`. If it is 0, no rows are stored.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
@@ -87,9 +86,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """Train on more rows, together with the rows of earlier calls.
 
         The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
-        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs and
-        keeps the scaling of the first call. A method with its own training recipe is instead trained from the start on
-        these rows.
+        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. The scaling
+        of the first call does not change. A method with its own training recipe is instead trained from the start on these rows.
 
         Args:
             X: Numbers [N, D], or a data frame.

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Columns(Plain):
-    """Rules that turn the rows of a data frame into numbers. They hold the kinds, levels and medians of the training columns.
+    """Rules that turn the rows of a data frame into numbers. They depend on the kinds, levels and medians of the training
+    columns.
 
     Args:
         names: Columns of the training frame, in order.
@@ -79,7 +80,7 @@ class Columns(Plain):
         Warns if cells are empty in columns that had no empty cells in training.
 
         Raises:
-            InputError: If a column is missing, or if the kinds of its cells differ from training.
+            InputError: If a column is missing or contains other kinds of cells than in training.
         """
         features = self.read(frame, owner)
         gaps = self.preparation.new_gaps(features)
@@ -155,7 +156,8 @@ def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.nd
     If several rows have equal cells and targets, the first of them is the distinct row. If y is `None`, every row is
     distinct.
 
-    The canonical order does not depend on the given order, so that sums and folds do not depend on it either.
+    The canonical order does not depend on the given order of the rows. Sums and folds therefore do not depend on the given order
+    either.
     """
     if y is None:
         every = np.arange(len(frame))

@@ -36,8 +36,8 @@ _comparing = cache(checked)  # reads the annotations once
 class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters.
 
-    The attribute `fitted_` holds everything that was fitted. The only training data in a file are the scaled inputs
-    with which `unusual` compares, so `partial_fit` cannot continue from a file.
+    The attribute `fitted_` contains everything that was fitted. The only training data in a file are the scaled inputs with which
+    `unusual` compares new rows, so `partial_fit` cannot continue from a file.
     """
 
     fitted_: FittedTable
@@ -230,7 +230,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def _targets_wanted(self) -> str:
-        """The end of a message about targets: what to give."""
+        """The last part of an error message about targets, which says what to give as y."""
         if is_classifier(self):
             return "y with one label for each row, without missing labels"
         return "y with one number for each row, without missing numbers (BayesianClassifier takes texts)"
@@ -337,7 +337,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
         Args:
             X: Numbers [N, D], or a frame.
-            share: Expected share of ordinary rows, which are like the training rows, that are called unusual.
+            share: Share of ordinary rows (rows like the training rows) that are expected to be called unusual.
 
         Raises:
             ValueError: If the share is not between 0 and 1.
@@ -345,7 +345,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return self.unusual_share(X) <= share
 
     def unusual_share(self, X: Any) -> np.ndarray:
-        """For each row, the share of training rows that are at least as unusual, [N]. It is near 0 for an unusual row.
+        """For each row, the share of training rows that are at least as unusual as this row, [N]. It is near 0 for an unusual
+        row.
 
         Two measures decide: the mean distance to the five nearest training rows, and the epistemic uncertainty. For
         numbers, the epistemic uncertainty is the variance of the network's first outputs over draws; for classes, it is
@@ -374,7 +375,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         Args:
             X: Numbers [N, D], or a frame.
             level: Level of the intervals whose widths are explained.
-            share: Expected share of ordinary rows, which are like the training rows, that are called unusual.
+            share: Share of ordinary rows (rows like the training rows) that are expected to be called unusual.
 
         Returns:
             The contributions `moves` and `widens`, each [N, D], and in `unusual` the reasons why rows are unusual.

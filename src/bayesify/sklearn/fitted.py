@@ -37,8 +37,8 @@ class FitReport(Plain):
         score: CRPS in the targets' unit, or log-loss. Each row is predicted by the member that has not seen the row. `None` for
             named methods.
         tried: Score of each likelihood and transform in the trial, which uses fewer rows.
-        out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the member that has not
-            seen it and recalibrated on the other folds. Empty if there are several targets.
+        out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the member that has not seen
+            it. The predictions are then recalibrated on the other folds. Empty if there are several targets.
         steps: For each member, the step at which it predicted its held-out rows best.
         notes: Sentences that say what failed.
         categories: Encoding of text columns with many levels: `"levels"` or `"means"`, or empty if there are no such
@@ -154,7 +154,7 @@ class FittedTable:
         return self.units.predictive(scaled, torch.cat(found, 1).amax(1, keepdim=True) if found else None)
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
-        """For each row, the share of training rows that are at least as unusual, [N]; see `Neighbors`."""
+        """For each row, the share of training rows that are at least as unusual as this row, [N]; see `Neighbors`."""
         assert self.neighbors is not None
         return self.neighbors.share_beyond(inputs, spread(self.predict_scaled(inputs, num_draws)))
 
@@ -181,7 +181,7 @@ class FittedTable:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors of the model and of the training rows with which `unusual_share` compares."""
+        """Tensors of the model and of the training rows with which `unusual_share` compares other rows."""
         return prefixed(model=self.model.state(), neighbors=vars(self.neighbors))
 
     @classmethod

@@ -16,7 +16,7 @@ from bayesify.training.perceptrons import SLOPES
 
 
 class SiLUReLU(nn.Module):
-    """SiLU for the first half of the units, which suits smooth functions, and ReLU for the others, which suits functions with
+    """SiLU for the first half of the units, and ReLU for the others. SiLU suits smooth functions, and ReLU suits functions with
     kinks."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -42,8 +42,8 @@ class Explanation:
     The cells of a typical row are replaced by the row's own cells, one after the other. A column's contribution is the change
     of the prediction when the column's cell is replaced. It is averaged over two orders of the columns: the table's order and
     its reverse. The contributions of a row add up to its prediction minus the typical row's prediction. In an additive model,
-    the contributions are the exact terms. If no term of the model joins more than two columns, they are equal to the Shapley
-    values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et al. 2022),
+    the contributions are the exact terms. If no term of the model joins more than two columns, the contributions equal the
+    Shapley values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et al. 2022),
 
     $$ \phi_j = \frac{1}{D!} \sum_\pi v(\pi_{<j} \cup \{j\}) - v(\pi_{<j}), $$
 
@@ -58,9 +58,10 @@ class Explanation:
         typical_width: Width of the typical row's interval, [O], or its entropy in nats, [1].
         moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] if y
             is [N, O]. NaN for columns that are counted together in `others_move`.
-        widens: Contributions to the width of the interval or, for classes, to the entropy, in the same shape.
-        others_move: Joint contribution of all other columns to the mean, [N] or [N, O]; 0 if there are at most ten columns.
-        others_widen: Joint contribution of all other columns to the width or the entropy.
+        widens: Contributions to the width of the interval or, for classes, to the entropy. The shape is that of `moves`.
+        others_move: Joint contribution to the mean of all columns that have no contribution of their own, [N] or [N, O]; 0 if
+            there are at most ten columns.
+        others_widen: Joint contribution of the same columns to the width or the entropy.
         unusual: N texts that say why a row is unusual; empty for rows that are not unusual.
         cells: Cells of the rows as texts, [N, D].
     """
@@ -114,7 +115,7 @@ class Groups:
     Args:
         names: Names of the D columns.
         places: For each input, the index of its column in `names`, [E].
-        texts: For each of the D columns, whether it holds texts.
+        texts: For each of the D columns, whether it contains texts.
     """
 
     names: tuple[str, ...]
@@ -128,8 +129,8 @@ class Groups:
         return cls(tuple(names), places, tuple(kinds.get(name) == "text" for name in names))
 
     def typical(self, neighbors: Neighbors) -> np.ndarray:
-        """Inputs of the typical row, [E]. It holds the median of each column of numbers or dates and the most frequent text of
-        each text column."""
+        """Inputs of the typical row, [E]. This row consists of the median of each column of numbers or dates and the most
+        frequent text of each text column."""
         rows = neighbors.rows.double()
         found = torch.zeros_like(neighbors.center)
         for group, text in enumerate(self.texts):
@@ -240,7 +241,7 @@ def _contributions(
     """Contributions of each column, [N, D, Q], joint contributions of all other columns, [N, Q], and measured
     quantities of the rows x, [N, Q].
 
-    `rank` [N, D] is the place of each column in the order of replacement; the columns that count as one all have the place
+    `rank` [N, D] is the place of each column in the order of replacement. Columns that are replaced together all have the place
     `MAX_GROUPS` - 1. Replacements start from the typical row [E], whose measured quantities are `base` [1, Q].
     """
     num, last, place = len(x), int(rank.max()) + 1, rank[:, groups.places]

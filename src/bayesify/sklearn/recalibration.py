@@ -72,15 +72,16 @@ class Recalibration(Plain):
 
     @classmethod
     def of_few(cls, values: np.ndarray, weights: np.ndarray) -> Self:
-        r"""A map that widens the predictive symmetrically, from fewer than `MIN_ROWS` rows; arguments as in `of`.
+        r"""Fit a map that widens the predictive symmetrically, if there are fewer than `MIN_ROWS` rows. The arguments are the
+        same as in `of`.
 
-        The rows show only one number, the scale of their normal scores z, which are clipped. The quantile of level p has the
-        normal score
+        So few rows determine only one number: the scale of their clipped normal scores z. The quantile of level p has the normal
+        score
 
         $$ c \sqrt{1 + 1/n}\; T_{n-1}^{-1}(p), \qquad c^2 = \max\Big(1, \frac{k + \sum_i \omega_i z_i^2}{k + n}\Big), $$
 
-        where n is the sum of the weights, k is `PRIOR_ROWS`, and T is Student's distribution, which allows for the error of
-        means and scales that are estimated from n numbers.
+        where n is the sum of the weights, k is `PRIOR_ROWS`, and T is Student's distribution. Student's distribution allows for
+        the error of means and scales that are estimated from n numbers.
         """
         num_rows = float(weights.sum())
         levels = np.array(KNOT_LEVELS_OF_FEW)
@@ -157,11 +158,11 @@ def ensemble_places(
     r"""P(Z <= z) as an ensemble of K members would state it for rows that no member has seen, [N].
 
     Each row has exactly one member that has not seen it. This member's distribution has the location c. The mean of K such
-    members has a smaller error, and the members disagree. Both effects follow from the variance v between members. Let $\bar o$
-    be the mean location of the other members, which have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than
-    v, because training has moved the other members toward the target, and the variance between these members is smaller than v.
-    So v is estimated by the geometric mean of these two quantities, each averaged over rows in units of the noise variance.
-    Then
+    members has a smaller error than a single member, and the members disagree with each other. Both effects follow from the
+    variance v between members. Let $\bar o$ be the mean location of the other members, which have seen the row. On average, $(c -
+    \bar o)^2 (K - 1) / K$ is larger than v, because training has moved the other members toward the target. The variance between
+    these members is smaller than v. So v is estimated by the geometric mean of these two quantities, each averaged over rows in
+    units of the noise variance. Then
 
     - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, where $e^2$ is the error's mean square;
     - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, where s makes the mean

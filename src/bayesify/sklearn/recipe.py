@@ -2,8 +2,8 @@
 
 Every method takes the same steps: encode the inputs, list the possible likelihoods and transforms of the target, choose the
 target's units, choose the shape of the network, train, and recalibrate. Classes have only one possible likelihood and no units.
-The default method trains members that each hold out different rows. Predictions of the held-out rows decide which likelihood and
-transform are used and when training stops, and they recalibrate the probabilities. Every other method is a "named method". A
+The default method trains members that each hold out different rows. The predictions of the held-out rows decide which likelihood
+and transform are used and when training stops. They also recalibrate the probabilities. Every other method is a "named method". A
 named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network. The method's
 probabilities are recalibrated with the leverages and residuals of this network.
 """
@@ -155,9 +155,9 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
     together if possible.
 
     Args:
-        tables: Training data. Equal rows are merged into one row, and their weights are added, so that copies and weights give
-            the same result.
-        settings: Settings for each table, which differ only in seeds and priors.
+        tables: Training data. Equal rows are merged into one row, and their weights are added. A weighted row therefore gives the
+            same result as copies of the row.
+        settings: Settings for each table. They differ only in seeds and priors.
 
     Raises:
         ValueError: If the user's network or the weights do not suit the data or the method.
@@ -182,7 +182,7 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
 
 
 def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
-    """The table with equal rows merged, so that copies of a row and a weighted row give bitwise equal results."""
+    """Merge the equal rows of a table. Copies of a row and a weighted row then give bitwise equal results."""
     rows, inputs = merge_rows(table.rows), table.rows.x
     if len(inputs) <= FULL_BATCH_ROWS:
         inputs = inputs[
@@ -202,7 +202,7 @@ def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
 
 
 def merge_rows(rows: Rows) -> Rows:
-    """The rows, with equal rows merged; a table with many rows is returned unchanged."""
+    """Merge equal rows. A table with many rows is returned unchanged."""
     return rows.merged() if len(rows) <= FULL_BATCH_ROWS else rows
 
 
@@ -388,7 +388,7 @@ def _train_by_name(
 def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
     """The fitted table, with recalibrated probabilities if the noise was estimated from the evidence.
 
-    The plain network that gave the evidence is kept for `fit_further`.
+    The plain network that gave the evidence is stored for `fit_further`.
     """
     units, settings = fitted.units, start.settings
     if start.evidence is None or units is None:
@@ -495,12 +495,13 @@ def _stretched_later(fitted: FittedTable, table: TrainingTable, pair: Pair, sett
 def _train_ranked(
     rows: Rows, blank: Rows, ranked: Sequence[Pair], settings: Settings, tried: Mapping[str, float]
 ) -> tuple[_Members, bool, tuple[str, ...]]:
-    """Train members with the best likelihood and transform; if they score far worse than in the trial, try the second best.
+    """Train members with the best likelihood and transform. If they score far worse than in the trial, try the second best
+    likelihood and transform.
 
     A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the
     first choice are trained on `blank`, a copy of the rows with 0 as the only input. These models predict one distribution for
-    all rows. The members with the best score are returned. `ranked` lists likelihoods and transforms, best first, and
-    `tried` holds their scores in the trial.
+    all rows. The members with the best score are returned. `ranked` lists likelihoods and transforms, best first, and `tried`
+    contains their scores in the trial.
 
     Returns:
         The members, whether they were trained on `blank`, and sentences that say what failed.
@@ -531,7 +532,7 @@ def _train_ranked(
 
 
 def _constant_score(rows: Rows) -> float:
-    """CRPS of a constant guess, which predicts the distribution of all targets for every row; computed as in `pinball`."""
+    """CRPS of a prediction that gives every row the distribution of all targets. It is computed as in `pinball`."""
     total = 0.0
     for column in rows.y.T:
         order = np.argsort(column, kind="stable")
@@ -581,7 +582,7 @@ class _Members:
         group: Index of this likelihood among the likelihoods of the run.
         candidate: Likelihood, transform and rows.
         every: Outputs of the K networks of this likelihood for all rows, [K, N, outputs].
-        folds: Index of the network that holds out each row, [N]; in a trial, no network holds out some of the rows.
+        folds: Index of the network that holds out each row, [N]. In a trial, no network holds out some of the rows.
         found: Predictive of the held-out rows.
         score: Score of the held-out rows: CRPS in the targets' unit, summed over targets, or log-loss.
         shape: Shape of the networks.
@@ -620,7 +621,7 @@ def _member_steps(num_rows: int, settings: Settings, *, brief: bool) -> StoppedS
 
 
 def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, brief: bool = False) -> list[_Members]:
-    """Train members for several likelihoods and transforms in one run; each member holds out one fold.
+    """Train members for several likelihoods and transforms in one run. Each member holds out one fold.
 
     If `brief` is true, the run is a trial with fewer folds and steps.
     """
@@ -767,7 +768,7 @@ def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recal
 
 
 def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """P(Y <= y) of targets, [N, O], and the random shares of an atom's probability that are counted.
+    """P(Y <= y) of targets, [N, O], and the random share of an atom's probability that each P(Y <= y) includes.
 
     If a value has positive probability (a count, or a zero at the floor), P(Y <= y) is drawn from the interval that the value
     covers.

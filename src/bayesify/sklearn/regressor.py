@@ -36,10 +36,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     also recalibrate the quantiles. See [the page](../scikit-learn.md). Every other value of `method` is a
     "named method". By default, named methods use Gaussian noise with one variance, $y = f_w(x) + \varepsilon$.
 
-    The columns of a pandas frame may hold numbers, text, categories, dates, booleans and missing cells; see
-    `bayesify.tables`. Inputs and targets are scaled with the statistics of the training rows, and predictions are in
-    the targets' units. Everything runs on the CPU, and named methods use float64. A row of weight k counts as k copies
-    of the row. If the rows fit into one batch, the weighted row and the copies give bitwise equal results.
+    The columns of a pandas frame may contain numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`.
+    Inputs and targets are scaled with the statistics of the training rows, and predictions are in the targets' units. Everything
+    runs on the CPU, and named methods use float64. A row of weight k counts as k copies of the row. If the rows fit into one
+    batch, the weighted row and the copies give bitwise equal results.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
@@ -57,10 +57,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
             five times this for `"auto"`.
-        noise: Noise variance in the targets' squared unit, if it is known. If it is not given, named methods estimate a
-            variance for each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`) and
-            recalibrate quantiles with leave-one-out estimates. Variational posteriors start at the estimate and learn a
-            smaller variance; other methods keep the estimate.
+        noise: Noise variance in the targets' squared unit, if it is known. If it is not given, named methods estimate a variance
+            for each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`). They also recalibrate
+            quantiles with leave-one-out estimates. Variational posteriors start at the estimate and learn a smaller variance.
+            Other methods use the estimate unchanged.
         epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori, takes a
             quarter as many passes. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum number of
             optimizer steps.
@@ -72,7 +72,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. If a chain or an
             ensemble has fewer draws, all of them are used.
         standardize: Whether inputs and targets are scaled to mean 0 and variance 1.
-        memory_rows: Maximum number of training rows that the estimator keeps for `partial_fit`. With 0, none are kept.
+        memory_rows: Maximum number of training rows that the estimator stores for `partial_fit`. If it is 0, no rows are stored.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
@@ -159,9 +159,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """Train on more rows, together with the rows of earlier calls.
 
         The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
-        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs and
-        keeps the units of the first call. A method with its own training recipe is instead trained from the start on
-        these rows. If `fit` would estimate the noise, the noise is estimated again.
+        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. The units of
+        the first call do not change. A method with its own training recipe is instead trained from the start on these rows. If
+        `fit` would estimate the noise, the noise is estimated again.
 
         Args:
             X: Numbers [N, D], or a data frame.

@@ -47,9 +47,9 @@ def settle(starts: Sequence[Start]) -> list[Start]:
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
     where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise that
-    the round before has estimated. If the network then reproduces most of its targets, the rounds are repeated from a large
-    noise, and the result with the greater evidence is kept. If a table has more than `FULL_BATCH_ROWS` rows, the evidence is
-    computed from `FULL_BATCH_ROWS` rows that represent all of them.
+    the round before has estimated. If the network then reproduces most of its targets, the rounds are repeated with a large
+    initial noise. The result with the greater evidence is returned. If a table has more than `FULL_BATCH_ROWS` rows, the evidence
+    is computed from `FULL_BATCH_ROWS` rows that represent all of them.
     """
     found = _settle_rounds(starts, [START_NOISE] * len(starts))
     doubtful = [
@@ -69,7 +69,7 @@ def settle_further(start: Start) -> Start:
 
 
 def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) -> list[tuple[Start, float]]:
-    """Alternate training and noise estimation, starting from given noises; return the results and the log evidence of the last
+    """Alternate training and noise estimation, starting from given noises. Return the results and the log evidence of the last
     round."""
     found = []
     for start, noise in zip(starts, noises, strict=True):
@@ -101,8 +101,7 @@ def _noise(start: Start) -> Tensor:
 
 
 def _estimate_noise(start: Start) -> tuple[Start, float]:
-    """The start, updated with the noise, leverage and residuals after a round of training, and the log evidence under the old
-    noise."""
+    """The `Start` with the noise, leverage and residuals after a round of training, and the log evidence at the old noise."""
     assert start.evidence is not None
     x, y, weights = start.evidence.rows.tensors()
     net, likelihood, prior = copy.deepcopy(start.network).eval(), start.fixed_likelihood, start.settings.prior
@@ -121,12 +120,11 @@ def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> 
     r"""Recalibrate a trained method's probabilities from approximate leave-one-out predictions.
 
     In a linear model, the leave-one-out prediction of a row differs from the target by $r / (1 - h)$ and has the epistemic
-    variance $v / (1 - h)$. Let d be this difference in standard deviations of the leave-one-out prediction. The recalibration
-    is fitted to the probabilities that the method's predictive states at a distance of d of its own standard deviations
-    from its mean. A method's mean may have less leverage than the network from which the method started. If the mean
-    leverage of this network exceeds `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1, chosen so that
-    the method's mean and the network have the same root mean square of $r / (1 - h)$. `found` is the method's
-    predictive for the rows from which the evidence was computed.
+    variance $v / (1 - h)$. Let d be this difference in standard deviations of the leave-one-out prediction. The recalibration is
+    fitted to the values of the method's distribution function at its mean plus d times its own standard deviation. A method's
+    mean may have less leverage than the network from which the method started. If the mean leverage of this network exceeds
+    `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1. With this factor, the method's mean and the network have the
+    same root mean square of $r / (1 - h)$. `found` is the method's predictive for the rows from which the evidence was computed.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

@@ -58,8 +58,8 @@ class Start:
 
     Args:
         network: Network in float64.
-        likelihood: Likelihood p(y | outputs), in the units of training. The initial noise is an upper bound when it is
-            learned. Variational posteriors learn a smaller value; all other methods keep the initial noise.
+        likelihood: Likelihood p(y | outputs), in the units of training. If the noise is learned, its initial value is an upper
+            bound. Variational posteriors learn a smaller value. All other methods use the initial noise unchanged.
         rows: Encoded rows, with targets in the units of training.
         settings: Settings of the method and its training.
         evidence: Evidence from which the noise was estimated; `None` if the noise was not estimated.
@@ -104,8 +104,8 @@ def _method(start: Start) -> Any:
 
 
 def train_methods(starts: Sequence[Start]) -> list[Predictor]:
-    """Train one method on several tables, from networks of one architecture; the results are the same as from separate
-    training runs.
+    """Train one method on several tables, from networks of one architecture. The results are the same as from separate training
+    runs.
 
     Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the maximum a posteriori networks from
     which other methods start. All other methods train on one table after the other. The settings may differ only in seeds and
@@ -140,8 +140,8 @@ def _train_one(start: Start, point: BayesianNetwork | None) -> Predictor:
 
 
 def _train_stack(starts: Sequence[Start]) -> list[Predictor] | None:
-    """Models that are trained together by `fit`; `None` if they differ in size, which happens if few rows limit the inducing
-    points."""
+    """Train several models together with `fit`. The result is `None` if the models differ in size. This happens if few rows limit
+    the number of inducing points."""
     method, settings = _method(starts[0]), starts[0].settings
     options = {**method.options, **settings.options}
     rate = options.pop("learning_rate")
@@ -276,7 +276,8 @@ def _noise_parameters(bnn: BayesianNetwork) -> list[tuple[str, nn.Parameter]]:
 
 
 def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start]) -> list[TemperatureScaling]:
-    """Plain networks that were trained on all rows, each with a temperature or a noise factor fitted to out-of-fold predictions."""
+    """Give each plain network, which was trained on all rows, a temperature or a noise factor that is fitted to out-of-fold
+    predictions."""
     found = []
     for model, start, (outputs, held) in zip(models, starts, _out_of_fold(starts), strict=True):
         # A temperature depends only on the outputs, so the identity stands in for the network.

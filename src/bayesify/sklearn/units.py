@@ -33,7 +33,7 @@ class TargetUnits(Plain):
         scale: Scale of each target, [O], positive.
         recalibration: Recalibration of the probabilities.
         floor: Lower limit of all quantiles; `None` for no limit.
-        ceiling: Upper limit; in means and variances, larger values are replaced by it. `None` for no limit.
+        ceiling: Upper limit. Means and variances are computed as if larger values were equal to this limit. `None` for no limit.
         extremes: Smallest and largest z of the training rows, near which quantiles must stay; empty for no limit.
     """
 
@@ -83,12 +83,11 @@ class UnitsPredictive(TransformedPredictive):
     r"""The recalibrated distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$, given the predictive of z.
 
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
-    to the floor. If there is a ceiling, which is far above all training targets, mean and variance are computed for
-    $\min(Y, c)$, where c is the ceiling or, if larger, the median of Y. Otherwise the tail beyond the ceiling could
-    dominate the mean. If the extremes of the training targets are given, quantiles of z end one range of these targets beyond
-    the extremes or, if it lies outside them, beyond the median of Z. Otherwise the recalibrated tail of a few atypical rows,
-    mapped back from a logarithm, could lie orders of magnitude beyond all targets. Everything else is as in
-    `TransformedPredictive`.
+    to the floor. If there is a ceiling, it is far above all training targets. Mean and variance are then computed for $\min(Y,
+    c)$, where c is the larger of the ceiling and the median of Y. Without this limit, the tail beyond the ceiling could dominate
+    the mean. If the extremes of the training targets are given, quantiles of z end one range of these targets beyond the extremes
+    or, if it lies outside them, beyond the median of Z. Otherwise the recalibrated tail of a few atypical rows, mapped back from
+    a logarithm, could lie orders of magnitude beyond all targets. Everything else is as in `TransformedPredictive`.
 
     Args:
         inner: Predictive of z, [B, O].
@@ -97,8 +96,9 @@ class UnitsPredictive(TransformedPredictive):
         transform: Transform t, one of `TRANSFORMS`.
         recalibration: The map G.
         floor: Lower limit of all quantiles.
-        ceiling: Upper limit; in means and variances, larger values are replaced by it.
-        stretch: Factor s of each row, [B, 1], at least 1: G(u) becomes $\Phi(\Phi^{-1}(G(u)) / s)$, which widens central intervals.
+        ceiling: Upper limit. Means and variances are computed as if larger values were equal to this limit.
+        stretch: Factor s of each row, [B, 1], at least 1. It replaces G(u) by $\Phi(\Phi^{-1}(G(u)) / s)$ and thereby widens
+            central intervals.
         extremes: Smallest and largest z of the training rows; empty for no limit.
     """
 
@@ -179,8 +179,8 @@ class UnitsPredictive(TransformedPredictive):
 
         The log-density includes the slopes of transform, scale and recalibration. Some targets cannot be produced by the
         distribution, for example targets below the floor, or negative targets if the transform accepts only positive numbers.
-        These targets share the probability `MIN_PROBABILITY`, which is spread by a Cauchy density that is centered at the mean
-        and has the standard deviation as its scale. So scores stay finite, and the density integrates to 1 up to rounding.
+        These targets share the probability `MIN_PROBABILITY`. A Cauchy density spreads this probability, with the mean as its
+        center and the standard deviation as its scale. So scores stay finite, and the density integrates to 1 up to rounding.
         """
         found = super().log_prob(y).double()
         lost = found == -math.inf
@@ -191,7 +191,7 @@ class UnitsPredictive(TransformedPredictive):
         return torch.where(lost, rest.double(), found)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Log-density of some outputs, jointly with the probability that the censored outputs are at most y: [B].
+        """Logarithm of the density of the uncensored outputs times the probability that the censored outputs are at most y: [B].
 
         Recalibrated outputs are treated as independent, because a map of each output's probabilities does not describe their
         dependence.

@@ -19,11 +19,13 @@ MAX_KEPT_ROWS = 2_000
 
 @dataclass(frozen=True)
 class Neighbors:
-    r"""Measures how unlike the training rows a row is, by its mean distance to the K nearest training rows, where K is at most 5.
+    r"""Measures how much a row differs from the training rows. The measure is the row's mean distance to the K nearest training
+    rows, where K is at most 5.
 
-    Numeric inputs are measured in standard deviations; inputs that are 0 or 1 (marks and levels) are not scaled. The distance of
-    a training row is computed without the row itself. A new row of the same kind is therefore farther away than a share s of the
-    training rows with probability 1 - s. A second measure is the epistemic uncertainty of the prediction, in any unit.
+    Numeric inputs are measured in standard deviations. Inputs that are 0 or 1 and mark missing cells or levels are not scaled.
+    The distance of a training row is computed without the row itself. With probability 1 - s, a new row of the same kind is
+    therefore farther away than a share s of the training rows. A second measure is the epistemic uncertainty of the prediction,
+    in any unit.
 
     Args:
         rows: Scaled training rows, [M, D].
@@ -52,15 +54,15 @@ class Neighbors:
         return cls(rows.float(), center, scale, found.sort().values, spreads.double().sort().values)
 
     def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
-        """For each row, the share of training rows that are at least as unusual in distance or in uncertainty, [N].
+        """For each row, the share of training rows that are at least as unusual as this row in distance or in uncertainty, [N].
 
         The share is the smaller of the two `tails`; it is near 0 for an unusual row.
         """
         return np.asarray(np.minimum(*self.tails(inputs, spreads)))
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """For each row, twice the share of training rows that are at least as far away, and twice the share that are at least
-        as uncertain.
+        """For each row, twice the share of training rows that are at least as far away as this row, and twice the share that are
+        at least as uncertain.
 
         Both results are [N] and at most 1.
         """
@@ -85,11 +87,11 @@ class Neighbors:
 
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
-    r"""For each value [N], the share of the sorted `known` values [M] that are at least as large, [N]. Both counts are
-    increased by 1.
+    r"""For each value [N], the share of the sorted `known` values [M] that are at least as large as this value, [N]. The
+    numerator and the denominator of the share are each increased by 1.
 
-    Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail with Hill's
-    estimate of $\alpha$ from the largest tenth of the values, but from at least five. So even a few rows suffice to show that a
+    Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail. Hill's method
+    estimates $\alpha$ from the largest tenth of the values, but from at least five. So even a few rows suffice to show that a
     value is far outside.
     """
     count = len(known)

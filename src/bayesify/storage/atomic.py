@@ -25,11 +25,11 @@ T = TypeVar("T")
 
 @contextmanager
 def write_atomically(path: str | Path) -> Iterator[Path]:
-    """A temporary path in the file's folder; the temporary file replaces the file at the end of the `with` block.
+    """Yield a temporary path in the file's folder. At the end of the `with` block, the temporary file replaces the file.
 
     A reader sees the old file or the complete new file, even after a crash, because the new file and its name are flushed to disk.
     After an error the old file stays and the temporary file is removed. Every call has its own temporary name, so several threads
-    can write to one path; in the end, the path holds one complete file.
+    can write to one path. In the end, one of the complete files is at this path.
 
     Args:
         path: Path of the file; its folder must exist.
@@ -61,13 +61,13 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def write_together(folder: Path) -> Iterator[Path]:
-    """A draft folder. At the end of the `with` block, either all or none of its files move into `folder`.
+    """Yield a draft folder. At the end of the `with` block, either all or none of its files move into `folder`.
 
-    The draft is renamed to `.next` inside the folder. This single rename commits the write; then the files of `.next` move up, one
-    by one. `read_together` reads a file from `.next` as long as it is there. It therefore finds all old files or all new files,
-    even after a crash between two moves. If an error is raised, the old files are in place; otherwise the new files are in
-    place. Several writers need no lock: each writer first moves up the files that another writer has committed, and the files
-    of the last writer stay. Other files in the folder are not touched.
+    The draft is renamed to `.next` inside the folder. This single rename commits the write. The files of `.next` then move into
+    the folder, one by one. `read_together` reads a file from `.next` as long as it is there. It therefore finds all old files or
+    all new files, even after a crash between two moves. If an error is raised, the old files are in place; otherwise the new
+    files are in place. Several writers need no lock. Each writer first moves the files that another writer has committed into the
+    folder. In the end, the folder contains the files of the last writer. Other files in the folder are not touched.
 
     The scheme needs atomic renames, which local file systems and NFS have. If an open file cannot be replaced, as on Windows,
     the new file stays in `.next` until the next write.
@@ -98,7 +98,7 @@ def write_together(folder: Path) -> Iterator[Path]:
 
 
 def _decide(draft: Path, folder: Path) -> None:
-    """Rename a draft to `.next`, after moving up the files of an existing `.next`."""
+    """Rename a draft to `.next`. If a `.next` exists already, first move its files into the folder."""
     for attempt in range(MAX_ATTEMPTS):
         try:
             _move_up(folder)
@@ -122,7 +122,7 @@ def _move_up(folder: Path) -> None:
 
 
 def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -> T:
-    """The result of `read` for files that `write_together` wrote, all from the same write.
+    """Call `read` for files that `write_together` wrote, and return its result. All these files come from the same write.
 
     `read` takes one path per name. It is called again if a writer changed the files in the meantime. Raises `OSError`
     if other processes never stop writing. Errors of `read` are raised too.
@@ -155,8 +155,8 @@ def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ..
 
 
 def check_file(path: str | Path) -> Path:
-    """The path, after checking that a file can be written there. Raises `ValueError` if the path is a folder, a device
-    or a pipe, or its folder does not exist."""
+    """Check that a file can be written to a path, and return the path. Raises `ValueError` if the path is a folder, a device or a
+    pipe, or its folder does not exist."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: this path is a folder; give the path of a file, such as model.safetensors")

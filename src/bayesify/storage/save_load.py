@@ -32,10 +32,11 @@ CALLS_PER_NUMBER = 20
 
 @checked
 def save(model: Any, path: str | Path) -> None:
-    """Store a model in a safetensors file. The write is atomic: the path holds either the old file or the complete new file.
+    """Store a model in a safetensors file. The write is atomic: the path always leads to the old file or to the complete new
+    file.
 
-    The file contains the model's tensors under `named_parameters()` names; tied tensors are stored once. A JSON header in the
-    metadata contains the versions of the format and the library, the model's type, its configuration (posterior, prior,
+    The file contains the model's tensors with their names in `named_parameters()`. Tied tensors are stored once. A JSON header in
+    the metadata contains the versions of the format and the library, the model's type, its configuration (posterior, prior,
     likelihood), a fingerprint of the network (names, shapes and types of parameters and buffers), and a SHA-256 checksum. The
     file does not contain the network's code.
 
@@ -180,7 +181,8 @@ def _reason(error: Exception) -> str:
 
 
 def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors, with tied tensors only once, and for each omitted name the name under which its tensor is stored."""
+    """Tensors by name, with each tied tensor only once, and a mapping from each omitted name to the name under which its tensor
+    is stored."""
     first: dict[Any, str] = {}
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}

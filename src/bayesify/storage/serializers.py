@@ -23,7 +23,8 @@ Kind = TypeVar("Kind", bound=type[Serializable])
 
 
 def register_predictor(kind: Kind) -> Kind:
-    """Decorator that lets `save` and `load` handle a predictor, or another `Serializable` class, under the name of the class.
+    """Decorator that registers a predictor, or another `Serializable` class, for `save` and `load`. Files refer to the class by
+    its name.
 
     Subclasses are stored under the same name.
 

@@ -112,7 +112,8 @@ TYPES = {
 def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Any]:
     """The pieces of a safetensors file: length of the header, header, then each tensor's bytes, larger types first for alignment.
 
-    This does not call safetensors, because a killed process would leave its temporary files behind under unknown names.
+    This function does not call safetensors, because a killed process would leave the temporary files of safetensors behind under
+    unknown names.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in TYPES:

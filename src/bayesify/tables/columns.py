@@ -117,15 +117,15 @@ def _sources_by_name(names: Sequence[str]) -> tuple[str, ...]:
 def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     """Read the inputs of a table.
 
-    Numbers and booleans stay as they are. Dates become days and, if they vary, season, weekday and hour as points on a circle.
-    Other texts become categories. Columns that are constant, empty, identifiers or free text are left out.
+    Numbers and booleans stay as they are. Dates become days. If season, weekday and hour vary, they are added as points on a
+    circle. Other texts become categories. Columns that are constant, empty, identifiers or free text are left out.
 
     Args:
-        frame: The table without its target; its index holds the row numbers in the file.
+        frame: The table without its target. Its index contains the row numbers in the file.
         like: Inputs of an earlier table of the same kind. Its columns, levels and order of day and month are used.
 
     Raises:
-        InputError: If a column of numbers or dates holds text, a column has mixed or unknown contents, or no column is left.
+        InputError: If a column of numbers or dates contains text, a column has mixed or unknown contents, or no column is left.
     """
     day_first: list[str] = []
     sources: dict[str, str] = {}
@@ -211,7 +211,7 @@ class Contents:
 
     Args:
         name: Name of the column.
-        dated: Whether pandas knows that the column holds dates.
+        dated: Whether pandas knows that the column contains dates.
         num_present: Number of nonempty cells.
         num_fitting: Number of cells that are numbers, and number of cells that are dates.
         misfits: Row and content of the first cell that is not a number, and of the first cell that is not a date.
@@ -230,7 +230,7 @@ class Contents:
     ordered: str | None = None
 
     def add(self, column: Series) -> Contents:
-        """Add the cells of one more part, whose index holds row numbers; refuse lists, bytes and complex numbers."""
+        """Add the cells of one more part, whose index contains row numbers. Lists, bytes and complex numbers are refused."""
         from pandas.api import types
 
         if types.is_bool_dtype(column) or types.is_numeric_dtype(column):
@@ -294,7 +294,8 @@ class Contents:
         return "text"
 
     def check_like(self, wanted: str, day_first: bool) -> str:
-        """Refuse a column whose kind or order of day and month differs from the earlier table; return a note about dates."""
+        """Refuse a column whose kind, or whose order of day and month, differs from the earlier table. Return a note about
+        dates."""
         if wanted == "text":
             return ""
         kind = self.kind()
@@ -403,7 +404,8 @@ def date_of(days: float) -> str:
 
 
 def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = False) -> dict[str, np.ndarray]:
-    """Days since 2000, and season, weekday and hour as points on a circle; unless `every` is true, only parts that vary."""
+    """Days since 2000, and season, weekday and hour as points on a circle. Unless `every` is true, parts that do not vary are
+    left out."""
     import pandas
 
     if pandas.api.types.is_timedelta64_dtype(column):

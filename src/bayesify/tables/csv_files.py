@@ -185,14 +185,14 @@ class CsvFile:
     def _styled(self, frame: DataFrame, styles: Mapping[str, re.Pattern[str]]) -> DataFrame:
         """A part of the table, in which texts such as `1.234,5` are converted to numbers.
 
-        Its `attrs` hold the separator and the decimal mark, under `DIALECT`.
+        Its `attrs` contain the separator and the decimal mark, under `DIALECT`.
         """
         frame = apply_styles(frame, styles, decimal_comma=bool(self.comma_example))
         frame.attrs[DIALECT] = (self.options["sep"], self.options["decimal"])
         return frame
 
     def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
-        """Counts of the text columns, and the names of text columns that hold only numbers in some parts."""
+        """Counts of the text columns, and the names of text columns that contain only numbers in some parts."""
         words: dict[str, Words] = {}
         numeric: set[str] = set()
         count, columns = 0, ()
@@ -207,7 +207,7 @@ class CsvFile:
         return words, [name for name in words if name in numeric and words[name].count]
 
     def _kinds(self, frame: DataFrame) -> list[tuple[str, Any]]:
-        """Names and types of columns that may hold texts to be read as numbers."""
+        """Names and types of columns that may contain texts to be read as numbers."""
         return [entry for entry in zip(frame.columns, frame.dtypes, strict=True) if entry[0].strip() not in self.texts]
 
     @property
@@ -227,7 +227,7 @@ class CsvFile:
         check_names(self.text.where, [name.strip() for name in columns])
 
     def _frames(self, rows: int | None, chosen: Sequence[str] = ()) -> Iterator[DataFrame]:
-        """The table as pandas reads it, in parts of `rows` rows; columns in `texts`, `commas` or `chosen` hold texts."""
+        """The table as pandas reads it, in parts of `rows` rows. Columns in `texts`, `commas` or `chosen` contain texts."""
         from pandas.errors import EmptyDataError, ParserError, ParserWarning
 
         try:

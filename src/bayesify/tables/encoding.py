@@ -21,8 +21,8 @@ class Encoding(Plain):
     r"""Conversion of table inputs to inputs of a network.
 
     A number x becomes $z = (x - \mu)/\sigma$ or, with a soft limit, $z / \sqrt{1 + (z/3)^2}$, which stays within (-3, 3). Its
-    piecewise-linear encoding (Gorishniy et al. 2022, eq. 1) may be added: with quantiles $b_0 < \dots < b_T$ of the training rows,
-    entry t is
+    piecewise-linear encoding (Gorishniy et al. 2022, eq. 1) may be added. If $b_0 < \dots < b_T$ are quantiles of the training
+    rows, entry t is
 
     $$ \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1}))) . $$
 

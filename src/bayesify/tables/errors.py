@@ -37,7 +37,8 @@ def first_line(error: Exception) -> str:
 
 
 def check_magnitude(what: str, values: np.ndarray) -> None:
-    """Refuse numbers [N] beyond `LARGEST` or with a spread below `SMALLEST_SPREAD`, because float64 cannot hold their variance.
+    """Refuse numbers [N] beyond `LARGEST` or with a spread below `SMALLEST_SPREAD`, because float64 cannot represent their
+    variance.
 
     NaN and infinite values are ignored. `what` names the numbers in messages, such as `the target 'y'`.
     """

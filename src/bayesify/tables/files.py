@@ -68,9 +68,9 @@ def read_table(path: Path, reading: Reading | None = None) -> tuple[DataFrame, l
     """Read a table.
 
     A text file is read as JSON if it looks like JSON (a list of objects, or one object per line), otherwise as CSV, whatever its
-    extension. Columns of a CSV file are separated by commas, semicolons, tabs or bars. The encoding is UTF-8, otherwise
-    Windows-1252. Numbers have a decimal point or, if columns are separated by semicolons, a decimal comma. Parquet and
-    spreadsheets are recognized by their first bytes. Files that are compressed by gzip, bzip2, xz or zip are unpacked.
+    extension. Columns of a CSV file are separated by commas, semicolons, tabs or bars. Text is read as UTF-8 if possible,
+    otherwise as Windows-1252. Numbers have a decimal point or, if columns are separated by semicolons, a decimal comma. Parquet
+    and spreadsheets are recognized by their first bytes. Files that are compressed by gzip, bzip2, xz or zip are unpacked.
 
     Args:
         path: Path of the file; `-` for standard input.

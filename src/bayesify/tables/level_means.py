@@ -1,7 +1,7 @@
 """Texts with many levels as numbers: each level becomes the mean target of its rows.
 
-`weights` [N] holds the number of examples that each row stands for. `codes` [N] holds the level of each row; -1 stands
-for an empty cell.
+`weights` [N] contains the number of examples that each row stands for. `codes` [N] contains the level of each row; -1 stands for
+an empty cell.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_
 
 
 def cross_fitted(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
-    """Means of each row's level over the rows of other folds, as for a new row: [N, K].
+    """Mean score of each row's level over the rows of other folds: [N, K]. Each row is therefore treated like a new row.
 
     If the means included the row's own target, a network would trust them too much (Micci-Barreca 2001). scikit-learn's
     `TargetEncoder` uses the same cross-fitting.

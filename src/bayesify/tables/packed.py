@@ -37,8 +37,8 @@ def is_packed(start: bytes) -> bool:
 def unpack(where: str, content: bytes) -> bytes:
     """The content of a compressed file or of an archive with one table. Other files, including spreadsheets, stay unchanged.
 
-    A file is refused if it is damaged, locked by a password, or larger than `MAX_UNPACKED_BYTES` when unpacked, or if
-    it holds no file or several files.
+    A file is refused if it is damaged, locked by a password, or larger than `MAX_UNPACKED_BYTES` when unpacked, or if it contains
+    no file or several files.
     """
     try:
         for start, opener in OPENERS.items():
@@ -80,7 +80,7 @@ def _limited(where: str, stream: IO[bytes]) -> bytes:
 def read_workbook(
     where: str, content: bytes, sheet: str, missing: Sequence[str], texts: Sequence[str] = ()
 ) -> tuple[DataFrame, list[str]]:
-    """One sheet of a spreadsheet, whose first row holds the column names, and notes about the choice of the sheet.
+    """One sheet of a spreadsheet, and notes about the choice of the sheet. The first row of the sheet contains the column names.
 
     If no sheet is named, the first sheet that is not empty is read. See `Reading` for `missing` and `texts`.
     """

@@ -71,16 +71,16 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
 def read_target(column: Series, task: Task | None = None) -> Target:
     """Read the values of the target's column, and detect the task.
 
-    Texts, booleans, and up to ten different whole numbers that each occur often are classes; with other numbers, the
-    task is a regression.
+    Texts, booleans, and up to ten different whole numbers that each occur often are classes. For other numbers, the task is a
+    regression.
 
     Args:
         column: The column with its name, one cell per row of the table.
         task: Task; `None` to detect it.
 
     Raises:
-        InputError: If all cells are empty or equal, numbers are mixed with text or too large to be squared, there are too many
-            classes, or the target holds dates.
+        InputError: If all cells are empty or equal, if numbers are mixed with text, if numbers are too large to be squared, if
+            there are too many classes, or if the target contains dates.
     """
     name = str(column.name)
     try:

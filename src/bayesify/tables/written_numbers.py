@@ -91,7 +91,8 @@ def decide_styles(
 
     Args:
         words: Counts of the text columns.
-        decimal_comma: Whether the file writes other numbers with a decimal comma, which then decides ambiguous columns too.
+        decimal_comma: Whether the file writes other numbers with a decimal comma. If so, ambiguous columns have decimal commas
+            too.
         commas: Columns that have a decimal comma in another table, and therefore in this table; their cells must be texts.
     """
     styles, notes = {}, []
@@ -130,7 +131,7 @@ def apply_styles(frame: DataFrame, styles: Mapping[str, re.Pattern[str]], *, dec
 
 
 def is_text(kind: object) -> bool:
-    """Whether a column of this type may hold texts."""
+    """Whether a column of this type may contain texts."""
     return str(kind) in ("object", "str", "string")
 
 

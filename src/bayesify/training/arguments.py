@@ -28,11 +28,11 @@ class Steps:
         skip_not_finite: Whether to skip a step with a non-finite gradient instead of raising an error. In a
             `ModelStack`, only the models with a non-finite gradient skip the step; their parameters, buffers and
             optimizer state do not change. The history counts skipped steps.
-        capture: Whether steps on a GPU run as CUDA graphs if possible. The results are the same, and the host waits
-            less.
-        draws_in_turn: Whether to take the gradient of each draw before the next draw runs, so that only the activations of one draw
-            are in memory. The objective is the same, but small networks train more slowly. Noise is then drawn for
-            weights, never for the outputs of layers.
+        capture: Whether steps on a GPU run as CUDA graphs if possible. The results are the same as without graphs, but the host
+            waits less.
+        draws_in_turn: Whether to compute the gradient of each draw before the next draw runs. Only the activations of one draw
+            are then in memory. The objective is the same, but small networks train more slowly. If this argument is true, noise
+            is drawn for weights, never for the outputs of layers.
 
     Raises:
         ValueError: If an argument is out of range.

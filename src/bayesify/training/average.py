@@ -22,9 +22,9 @@ class Average:
 
     where $\theta_n$ are the parameters after the n-th step since the average began; skipped steps do not count. For the
     first $1 / (1 - \gamma)$ steps this is the plain mean, and afterwards an exponential average. The first step has no
-    extra weight. With `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992), and
-    `Average(1.0, start=0.75)` is the mean over the last quarter of a run (stochastic weight averaging, Izmailov et al.
-    2018). If the learning rate has not fallen to 0, the average removes most of the gradient noise.
+    extra weight. With `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992). `Average(1.0, start=0.75)` is the mean
+    over the last quarter of a run (stochastic weight averaging, Izmailov et al. 2018). If the learning rate has not fallen to 0,
+    the average removes most of the gradient noise.
 
     Variational parameters are averaged in their unconstrained form, so that a standard deviation stays positive. Deterministic
     parameters are averaged too. One pass over the training data recomputes the running statistics of BatchNorm layers for
@@ -84,7 +84,7 @@ class RunningAverage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the average contains no step yet. Reading this waits for the device."""
+        """Whether the average contains no step yet. Reading this property waits for the device."""
         return not bool(self._count > 0)
 
     @torch.no_grad()

@@ -43,22 +43,22 @@ def keep_draws(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> None:
-    """Keep a set of draws, each with its own BatchNorm statistics, and use them in predictions. The network changes in
+    """Store a set of draws, each with its own BatchNorm statistics, and use these draws in predictions. The network changes in
     place.
 
     In training, each draw is normalized by its own batch. The running averages mix the batches of all draws and fit none of them.
-    Here, each of K draws runs over training data once, and its BatchNorm layers record the means and variances of their inputs.
-    The model stores the seed of the draws and these statistics, not the weights. `predict`, `prediction_draws`, `save`, adapters
-    and `export_onnx` with fixed draws use these draws until a parameter changes, and ignore them afterwards. `fit`
-    calls this function at its end.
+    This function runs each of K draws over training data once. The BatchNorm layers record the means and variances of their
+    inputs for each draw. The model stores the seed of the draws and these statistics, not the weights. `predict`,
+    `prediction_draws`, `save`, adapters and `export_onnx` with fixed draws use these draws until a parameter changes, and ignore
+    them afterwards. `fit` calls this function at its end.
 
-    Layers with frozen statistics (`bayesianize(..., batch_statistics=)`) keep their statistics. For bfloat16, call this
-    function under `torch.autocast`, as for predictions.
+    Layers with frozen statistics (`bayesianize(..., batch_statistics=)`) keep their statistics. For bfloat16, call this function
+    inside a `torch.autocast` context, as for predictions.
 
     Args:
         model: The network.
         loader: Training data in any form that `fit` accepts.
-        num_draws: Number K of kept draws; predictions with more draws use the running averages.
+        num_draws: Number K of stored draws. Predictions with more draws use the running averages.
         max_examples: Number of examples for the statistics of a draw, taken from all parts of the loader; `None` for
             all examples.
         seed: Seed of the draws.

@@ -88,7 +88,7 @@ class StackedBatches:
             yield from map(StackedBatch, self.x[models, parts], self.y[models, parts], weights)
 
     def _order(self, rows: Tensor) -> Tensor:
-        """Indices of the rows of all steps, in passes over all rows in random order."""
+        """Indices of the rows for all steps: repeated passes over all rows, each in random order."""
         count = self.size * self.steps
         passes = -(-count // len(rows))
         if passes == 1:
@@ -238,7 +238,7 @@ def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: Batc
 
 
 def batches_all_over(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """Batches from all parts of a loader until they hold enough examples; see `items_all_over`."""
+    """Take batches from all parts of a loader until they contain enough examples; see `items_all_over`."""
     return [parse_batch(item, reader) for item in items_all_over(loader, num_examples, reader)]
 
 

@@ -24,11 +24,11 @@ CAPTURE_OPTIONS = ("fused", "capturable")
 class CapturedSteps:
     """Captures a step for each kind of batch (phase, shapes, types) after a few plain runs, and replays it.
 
-    A graph works on fixed memory. Each batch is copied to the address from which the graph reads, and every other value
-    that changes between steps must be a tensor that changes in place. A step is not captured if it waits for the device
-    or if its batch contains anything other than tensors; `reason` says why. Graphs are captured again when parameters
-    or buffers move in memory, when modes of the module change, or when numeric options of the optimizer change. If
-    these options change in every step, capturing stops.
+    A graph works on fixed memory. Each batch is copied to the address from which the graph reads. Every other value that changes
+    between steps must be a tensor that changes in place. A step is not captured if it waits for the device or if its batch
+    contains anything other than tensors; `reason` says why. Graphs are captured again when parameters or buffers move in memory,
+    when modes of the module change, or when numeric options of the optimizer change. If these options change in every step,
+    capturing stops.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
@@ -110,9 +110,9 @@ class GraphOptimizer:
     """Converts an optimizer to a form whose steps can be captured in a graph. `end` restores the original form.
 
     Learning rates become tensors that change in place. If a number is assigned as a learning rate, it is copied into
-    the tensor of that rate. A plain SGD, Adam or AdamW changes to its fused form (see `has_fused_form`), which takes
-    the same steps up to rounding and can skip a step on the device. Momentum buffers of SGD exist from the start: a
-    buffer of zeros gives the same first step as a new buffer.
+    the tensor of that rate. A plain SGD, Adam or AdamW changes to its fused form (see `has_fused_form`). The fused form takes the
+    same steps up to rounding and can skip a step on the device. Momentum buffers of SGD exist from the start: a buffer of zeros
+    gives the same first step as a new buffer.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -125,7 +125,7 @@ class GraphOptimizer:
         self.begin()
 
     def begin(self) -> None:
-        """Convert the optimizer. Call it again after a state was loaded."""
+        """Convert the optimizer. Call this method again after a state was loaded."""
         optimizer, groups = self._optimizer, self._optimizer.param_groups
         self._rates = [torch.tensor(float(group["lr"]), dtype=torch.float32, device=self._device) for group in groups]
         for group, rate in zip(groups, self._rates, strict=True):
@@ -139,7 +139,7 @@ class GraphOptimizer:
         self._move_counts(self._device)
 
     def _move_counts(self, device: torch.device) -> None:
-        """Move the step counts of Adam. Fused Adam keeps them on the device, and plain Adam on the CPU."""
+        """Move the step counts of Adam. Fused Adam stores the counts on the device, and plain Adam stores them on the CPU."""
         for state in self._optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].to(device)
@@ -179,8 +179,8 @@ class GraphOptimizer:
 
 
 def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
-    """Whether an optimizer is fused or can be fused. It can be if it is one of torch's own optimizers, its fused steps
-    are the same, and no other form was requested."""
+    """Whether an optimizer is fused or can be fused. It can be fused if it is one of torch's own optimizers, its fused steps are
+    the same, and no other form was requested."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):
@@ -199,7 +199,7 @@ def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
 def why_not(
     device: torch.device, processes: int, accumulate: int, own_update: bool, optimizer: Any, module: nn.Module
 ) -> str:
-    """Reason, known before any step, why steps cannot be captured. Empty if they can be captured."""
+    """Reason, known before any step, why steps cannot be captured. The text is empty if steps can be captured."""
     if device.type != "cuda":
         return "no GPU"
     if own_update:

@@ -77,8 +77,8 @@ class Checkpoint:
         """Read a checkpoint from a file.
 
         Raises:
-            ValueError: If the file is truncated or altered, is not a checkpoint, has another version, or holds
-                non-finite numbers.
+            ValueError: If the file is truncated or altered, is not a checkpoint, has another version, or contains non-finite
+                numbers.
         """
         header, tensors = tensor_files.read(path, "checkpoint")
         with altered(path):

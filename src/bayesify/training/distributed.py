@@ -26,8 +26,8 @@ class Processes:
     """The processes that train together: this process alone, or several processes of a launched `Fabric`.
 
     The loader yields whole batches. The process with rank r of R takes the examples r, r + R, ... of a batch. With a
-    map-style `DataLoader`, each process loads only its part. With other loaders, each process loads the whole batch and
-    keeps its part.
+    map-style `DataLoader`, each process loads only its part. With other loaders, each process loads the whole batch and uses only
+    its part.
     """
 
     def __init__(self, fabric: Any = None) -> None:

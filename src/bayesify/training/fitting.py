@@ -77,15 +77,15 @@ def fit(
     value.
 
     The same seed gives the same result bit for bit on the same machine. To continue a run that was interrupted or killed, call
-    `fit` again with the same arguments and the same `checkpoint` path; the result is the same as without the interruption. The run
-    draws its random numbers (shuffling, dropout, draws of weights) from its own streams and leaves the global generators of torch,
-    NumPy and Python as they were. Random transforms in persistent workers are outside the control of `fit`, so the
-    caller must make them reproducible.
+    `fit` again with the same arguments and the same `checkpoint` path; the result is the same as without the interruption. The
+    run draws its random numbers (shuffling, dropout, draws of weights) from its own streams. It leaves the global generators of
+    torch, NumPy and Python as they were. Random transforms in persistent workers are outside the control of `fit`, so the caller
+    must make them reproducible.
 
-    After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised; a second Ctrl-C
-    interrupts at once. If a later batch raises an error, the model keeps the steps before that batch, and the error
-    says how many steps were taken. A step with non-finite gradients is not taken and also raises an error; with
-    `Steps(skip_not_finite=True)` training continues instead. On a GPU with a fused optimizer, this error comes up to 64
+    After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised. A second Ctrl-C
+    interrupts at once. If a later batch raises an error, the model has the parameters after the last step before that batch. The
+    error says how many steps were taken. A step with non-finite gradients is not taken, and an error is raised. With
+    `Steps(skip_not_finite=True)`, training continues instead. On a GPU with a fused optimizer, this error may come as many as 64
     steps late, and the steps in between are not taken. With other optimizers the error comes at once.
 
     Most calls need only the first group of arguments. The arguments under "Other" are for unusual data and training runs.
@@ -96,14 +96,14 @@ def fit(
             example weights, dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
         epochs: Number of passes over the data in the variational phase; 0 for a MAP phase only.
         learning_rate: Learning rate of the default optimizer.
-        optimizer: An optimizer, or a function that makes an optimizer from parameters; Adam by default. On a GPU, a
-            plain SGD, Adam or AdamW runs in its fused form during the call, with the same steps up to rounding; set
-            `foreach=True` to prevent this.
+        optimizer: An optimizer, or a function that makes an optimizer from parameters; Adam by default. On a GPU, a plain SGD,
+            Adam or AdamW runs in its fused form during the call, with the same steps up to rounding. Set `foreach=True` to
+            prevent this.
         scheduler: Learning rate scheduler of the same optimizer, or a function that makes a scheduler from an
             optimizer. By default, the rate of the default optimizer falls to 0 as half a cosine over the variational
-            phase, step by step. On the benchmark of the default settings, this schedule was 0.02 nats better after
-            three epochs. `"constant"` keeps the rate, which is the default for your own optimizer. If you continue a
-            finished run for more epochs, the rate follows the schedule of the new length.
+            phase, step by step. On the benchmark of the default settings, this schedule was 0.02 nats better than a constant rate
+            after three epochs. `"constant"` keeps the rate unchanged; this is the default if you pass your own optimizer. If you
+            continue a finished run for more epochs, the rate follows the schedule of the new length.
         validation: Batches for the validation NLL of each epoch. A `Validation` also sets the number of draws.
         patience: Number of epochs without a better validation NLL after which training stops and returns to the best
             epoch. Epochs of the MAP phase, and epochs in which the KL schedule is below 1, do not count.
@@ -131,8 +131,8 @@ def fit(
         update: Actions of a particular method in each step, for example of `baselines.VOGN`.
         average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later
             or take a plain mean. The average replaces the parameters for validation and at the end. Each time, a network
-            with BatchNorm needs a pass over the training data for the statistics of the average. Callbacks see the
-            unaveraged parameters, and a run that ends with an error keeps them.
+            with BatchNorm needs a pass over the training data for the statistics of the average. Callbacks see the unaveraged
+            parameters. If a run ends with an error, the model also has the unaveraged parameters.
 
     Returns:
         One entry per epoch; see `History`. Its `findings` list problems, each with a remedy: training has not converged,

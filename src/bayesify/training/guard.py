@@ -35,7 +35,8 @@ class Guard:
 
     On a CPU, or if the optimizer cannot read a flag on the device, `check` raises at once. On a GPU with a fused optimizer (see
     `GraphOptimizer`), `check` sets a flag on the device instead, to avoid waiting. The flag makes the optimizer leave parameters
-    and its own state unchanged in this step and all later steps, and `read` raises an error for the first such step.
+    and its own state unchanged in this step and all later steps. `read` raises an error for the first step with non-finite
+    gradients.
 
     If `skips` is given, a number of models, the guard skips such steps instead of raising an error. Models with non-finite
     gradients then keep their rows of parameters, buffers and optimizer state, and `finite`, [R], says which models took
@@ -148,7 +149,7 @@ class Guard:
 
     @property
     def taken(self) -> Tensor:
-        """Whether the last step was taken, as a scalar. Works for one model."""
+        """Whether the last step was taken, as a scalar. This property works only for a single model."""
         return self.finite[0] if self._skips is not None else self.flag == 0
 
     def _names(self, which: Tensor) -> list[str]:

@@ -10,7 +10,7 @@ from bayesify.predictive.findings import Findings
 
 
 class History(list[dict[str, Any]]):
-    """A list with one dict of plain numbers per epoch, so that `json.dumps(history)` works.
+    """A list with one dict of plain numbers per epoch. `json.dumps(history)` therefore works.
 
     Keys: `epoch` (from 1), `phase` (`"map"` or `"variational"`), `nll` (negative log-likelihood per example, mean over the
     epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (in the

@@ -89,8 +89,8 @@ def train_held_out(
         weights: Number of examples that each row represents, [N].
         seed: Seed of batches and dropout.
         progress: Label of the progress display, which shows the steps and the time left; empty for no display.
-        halves: Whether to return predictions for each half of a network's held-out rows, made at the step that is best for the
-            other half. If there are few rows, their score at their own best step is too optimistic.
+        halves: Whether to return predictions for each half of a network's held-out rows. These predictions are made at the step
+            that is best for the other half. If there are few rows, their score at their own best step is too optimistic.
 
     Returns:
         The best steps, [R]. If `halves` is true, also the predictions, [R, N, outputs], with 0 for training rows.

@@ -276,14 +276,16 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Context that adds two facts to an error: the batch in which it happened, and that earlier steps are kept."""
+        """Context that extends the message of an error. The message then names the batch in which the error happened, and says
+        that the model contains all earlier steps."""
         try:
             yield
         except BatchError as failure:
             _raise(self._located(failure.error, failure.batch, failure.taken), failure.error)
 
     def _located(self, error: Exception, batch: int | None, taken: int | None = None) -> Exception:
-        """An error of the same type whose message says in which batch it happened and that earlier steps are kept."""
+        """An error of the same type. Its message names the batch in which the error happened, and says that the model contains
+        all earlier steps."""
         taken = self.step.taken if taken is None else taken
         kept = f"; the network keeps the steps taken before this error: {taken}" if taken else ""
         where = f"fit: epoch {self.position.epoch + 1}, batch {batch}: " if batch is not None else ""

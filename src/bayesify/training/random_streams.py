@@ -92,8 +92,8 @@ class PlainGenerator:
 
 
 def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
-    """Generators of torch, NumPy and Python that a loader, its samplers, its dataset or their functions hold, each
-    listed once.
+    """Generators of torch, NumPy and Python to which a loader, its samplers, its dataset or their functions refer, each listed
+    once.
 
     The search covers attributes, lists, dicts, closures, and module globals that functions and methods use. It visits at most
     1,000 objects and no container with more than 100 entries.
@@ -130,7 +130,7 @@ def loader_generators_kept(loader: Any) -> Iterator[None]:
 
 
 def _parts(one: Any) -> list[Any]:
-    """Parts of an object that may hold generators."""
+    """Parts of an object that may contain generators."""
     numpy = np.random  # NumPy loads this module on first use
     kinds = (torch.Generator, numpy.Generator, numpy.BitGenerator, numpy.RandomState, random.Random)
     if isinstance(one, (list, tuple, dict)):

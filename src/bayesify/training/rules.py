@@ -264,9 +264,9 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
 
     The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must
     exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The rise of the gap must exceed
-    `MIN_CALIBRATION_RISE` and two standard errors of the difference on the same examples. Training data do not show
-    this, because a network is more often right on training data than on new data. An untrained network is no standard
-    of comparison, because it is calibrated only by chance.
+    `MIN_CALIBRATION_RISE` and two standard errors of the difference on the same examples. Training data do not show this gap,
+    because a network is more often right on training data than on new data. An untrained network is no standard of comparison,
+    because it is calibrated only by chance.
     """
     parts = [
         [1 - error - confidence for error, confidence in zip(score.errors, score.confidences, strict=False)]

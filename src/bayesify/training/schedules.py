@@ -43,7 +43,7 @@ class KLSchedule:
 
 
 def cosine(share: float) -> float:
-    """Factor on a learning rate. It falls from 1 to 0 as half a cosine; `share` is the share of the run that is done."""
+    """Factor on a learning rate. The factor falls from 1 to 0 as half a cosine. `share` is the share of the run that is done."""
     return 0.5 * (1 + math.cos(math.pi * share))
 
 

@@ -50,14 +50,14 @@ class ModelStack(nn.Module, Trainable):
 
     Perceptrons with the posterior `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap`
     on a CPU, a step takes 0.6 times as long for ten 8-50-50-1 networks, and equally long for ten 100-500-500-1
-    networks. Other models run under `vmap`. Models with recurrent layers, attention, BatchNorm or anything else that
-    `vmap` refuses run in a loop over the models. Models with convolutions also run in a loop, because a loop is faster
-    for them. The results are the same, and `loop_reason` says why the loop is used.
+    networks. `vmap` runs the other models. Models with recurrent layers, attention, BatchNorm or anything else that `vmap`
+    refuses run in a loop over the models. Models with convolutions also run in a loop, because a loop is faster for them. The
+    results are the same, and `loop_reason` says why the loop is used.
 
     Args:
         models: Trainable modules of the same kind (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
-        seeds: One seed per model. With a seed, the model has the same random numbers as if it trained alone. By default
-            all random numbers come from the generator passed to `terms`, in one call.
+        seeds: One seed per model. A model with a seed has the same random numbers as if it trained alone. By default all random
+            numbers come from the generator passed to `terms`, in one call.
         num_data: Number of examples N of each model, if the numbers differ; by default the number passed to `terms`.
         vectorize: Whether to run the models at once; `False` runs them in a loop.
         likelihoods: G likelihoods that replace the models' own likelihoods. Each likelihood is shared by R / G
@@ -415,8 +415,8 @@ def _score_alike(
     y: Tensor,
     values: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Scores [...] of rows with outputs [..., O]. G likelihoods that differ only in values each score an equal part of
-    the first axis. `values` replaces the parameters of a single likelihood."""
+    """Scores [...] of rows with outputs [..., O]. There are G likelihoods that differ only in values, and each of them scores an
+    equal part of the first axis. `values` replaces the parameters of a single likelihood."""
     first, rows, count = likelihoods[0], outputs.shape[:-1], len(likelihoods)
     flat, y = outputs.flatten(0, -2), y.flatten(0, len(rows) - 1)
     wanted = first.target_shape(flat)

@@ -29,7 +29,7 @@ Part = tuple[Batch, int, int]
 
 
 class Objective(nn.Module):
-    """Module whose forward pass computes both terms of the objective, so that DistributedDataParallel can wrap it."""
+    """Module whose forward pass computes both terms of the objective. DistributedDataParallel can wrap such a module."""
 
     def __init__(self, model: Trainable, num_data: int, num_draws: int, in_turn: bool = False) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def _terms_in_turn(
 
 
 class Sums:
-    """Sums over an epoch, kept on the device and updated in place, so that no step waits.
+    """Sums over an epoch. They are on the device and are updated in place, so no step waits for the device.
 
     The order of the sums is: weighted NLL over examples, KL, bound, number of steps, example weights.
     """
@@ -216,7 +216,7 @@ class Step:
         self._captured(phase, batch, optimizer.options())
 
     def _run(self, phase: Phase, batch: Batch) -> None:
-        """Take a step from one batch without waiting for the device, so that the step can be captured."""
+        """Take a step from one batch without waiting for the device. The step can therefore be captured."""
         num_data, dtype = self.settings.num_data, self.sums.dtype
         self._guard.begin()
         self._zero_grad()

@@ -24,8 +24,8 @@ class TrainingTask:
     """Input of a method that is not a posterior of a network.
 
     A method's `fit` is a function that takes a task and options of the method and returns a `Predictor`. The function
-    copies the network instead of changing it, and starts at the network's weights. If a method needs a trained network,
-    its `fit` trains the network, so that all methods get the same task.
+    copies the network instead of changing it, and starts at the network's weights. If a method needs a trained network, its `fit`
+    trains the network. All methods therefore get the same task.
 
     Args:
         net: The untrained network.

@@ -45,11 +45,11 @@ def predict_plain(network: nn.Module, x: Any, likelihood: Likelihood, output: st
 class Totals:
     r"""Scores of predictions, accumulated batch by batch and weighted by example weights.
 
-    If the model has `seen` the examples in training, a row lies closer to its prediction than a new row. In a linear
-    model, its residual is smaller by the factor $1 - h$, with the leverage $h = v / \sigma^2$, where v is the epistemic
-    variance and $\sigma^2$ the noise. Coverage is then computed for the residual $r / (1 - h)$ with the variance
-    $\sigma^2 + v / (1 - h)$. Residuals are multiplied by at least the square root of `ratio`, the mean squared error on
-    new rows divided by that on the examples.
+    If the model has `seen` the examples in training, a row lies closer to its prediction than a new row. In a linear model, the
+    residual of a training row is smaller than the residual of a new row by the factor $1 - h$. The leverage is $h = v /
+    \sigma^2$, where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for the residual $r / (1 -
+    h)$ with the variance $\sigma^2 + v / (1 - h)$. Residuals are multiplied by at least the square root of `ratio`, the mean
+    squared error on new rows divided by that on the examples.
     """
 
     def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:
@@ -102,7 +102,7 @@ class Totals:
         return {"nll": self.nll / self.total, "rmse": mean**0.5, "coverage_90": self.covered / self.total}
 
     def score(self) -> Score:
-        """These scores, packed into a `Score` for the rules of `fit`."""
+        """The scores of `means`, as a `Score` for the rules of `fit`."""
         means = self.means()
         coverage = means.get("coverage_90")
         rmse, numbers = means.get("rmse"), self._targets[0][0].numel() if self._targets else 1

@@ -223,7 +223,7 @@ class Watch:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Run without gradients and with separate random numbers. Errors inside are dropped."""
+        """Run without gradients and with separate random numbers. Errors inside this context are ignored."""
         devices = [self.device] if self.device.type == "cuda" else []
         try:
             with torch.no_grad(), own_generators(devices):
@@ -345,7 +345,7 @@ class Watch:
 
 
 def _settled(held_out: list[float]) -> bool:
-    """Whether the held-out NLL no longer falls in the last third of the epochs, so that more epochs would not help."""
+    """Whether the held-out NLL no longer falls in the last third of the epochs. In this case, more epochs would not help."""
     last = held_out[-max(2, len(held_out) // 3 + 1) :]
     return len(last) > 1 and last[-1] > last[0] - rules.MIN_GAIN_NATS
 
@@ -389,8 +389,8 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """NLL per example of each distinct draw. The result is empty unless the posterior has a finite number of distinct
-    draws, of which there are at least 2."""
+    """NLL per example of each distinct draw. The result is empty unless the posterior has at least 2, and only finitely many,
+    distinct draws."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []

@@ -34,8 +34,8 @@ def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
 def sign_matrix(size: int, like: Tensor) -> Tensor:
     """`hadamard_matrix`, cached by size, type and device.
 
-    A matrix made under a compiler, under a dispatch mode (such as fake tensors), or during the capture of a CUDA graph is not
-    cached, because it is only valid there.
+    A matrix is not cached if it is made by a compiler, in a dispatch mode (such as fake tensors), or during the capture of a CUDA
+    graph. Such a matrix is valid only there.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return hadamard_matrix(size, like)

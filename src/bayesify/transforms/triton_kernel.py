@@ -34,7 +34,8 @@ def _signs(left, right):
 
 @triton.jit
 def _sandwich(outer, x, inner, scale, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """scale * outer @ x @ inner. x is a sum of n bfloat16 terms. This keeps 8 n bits of x, because signs are exact in bfloat16."""
+    """scale * outer @ x @ inner. x is a sum of n bfloat16 terms. The products then use 8 n bits of x, because signs are exact in
+    bfloat16."""
     head = x.to(tl.bfloat16)
     y = tl.dot(head, inner)
     for _ in tl.static_range(FIRST - 1):
@@ -57,8 +58,8 @@ def _kernel(
 ):  # fmt: skip
     """Transform PARTS tiles of SIDE rows, by butterflies between tiles and products within a tile.
 
-    A vector is PARTS tiles, or OUTER of the SIDE rows of one tile, so that H = H_PARTS x H_OUTER x H_SIDE. `count` is the number of
-    rows.
+    A vector consists of PARTS tiles, or of OUTER of the SIDE rows of one tile. Therefore H = H_PARTS x H_OUTER x H_SIDE. `count`
+    is the number of rows.
     """
     index = tl.arange(0, SIDE)
     inner = _signs(index[:, None], index[None, :]).to(tl.bfloat16)

@@ -1,4 +1,4 @@
-"""The Walsh-Hadamard transform in O(D log D), for every device and under every function transform of torch."""
+"""The Walsh-Hadamard transform in O(D log D), for every device and every function transform of torch."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
     H is its own transpose and its own inverse, so the gradient is the transform of the incoming gradient. Because
     $H_{ab} = H_a \otimes H_b$, small matrix products do most of the work. Up to 128 entries, one product is enough. Beyond that,
-    the CPU uses a product with $H_{32}$ (or $H_{16}$) and in-place butterflies over longer and longer rows. CUDA uses one fused
-    Triton kernel for up to 16384 entries, which reads and writes each number once. The transform works under `vmap`, `grad`, `jvp`
-    and `torch.compile`, in any floating-point type; 16-bit types are summed in float32.
+    the CPU uses a product with $H_{32}$ (or $H_{16}$) and in-place butterflies over longer and longer rows. For up to 16384
+    entries, CUDA uses one fused Triton kernel, which reads and writes each number once. The transform supports `vmap`, `grad`,
+    `jvp` and `torch.compile`, and any floating-point type. Numbers of 16-bit types are summed in float32.
 
     Args:
         x: Vectors [..., D], with D a power of two.
@@ -79,7 +79,7 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
 
 def _nobody_differentiates(x: Tensor) -> bool:
-    """Whether only the value is needed (no gradient, tangent or function transform), so that a faster path is possible."""
+    """Whether only the value is needed, without a gradient, a tangent or a function transform. A faster path is then possible."""
     watched = x.requires_grad and torch.is_grad_enabled()
     return not watched and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 

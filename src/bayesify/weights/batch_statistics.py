@@ -23,7 +23,7 @@ values have no weight, and for large momenta."""
 
 
 def tracking_layers(network: nn.Module) -> dict[str, _NormBase]:
-    """The layers that keep running statistics and normalize by them in evaluation mode, by name."""
+    """The layers that track running statistics and use them for normalization in evaluation mode, by name."""
     return {
         path: module
         for path, module in network.named_modules()
@@ -41,7 +41,7 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
 
 
 def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
-    """The same batches. The layers' momenta are set before each batch.
+    """Yield the given batches, unchanged. The layers' momenta are set before each batch.
 
     A pass over all batches then gives averages in which each batch is weighted by its size. Raises `ValueError` if
     there are no batches.
@@ -59,8 +59,8 @@ def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[I
 def is_trained(layer: _NormBase) -> bool:
     """Whether a layer's statistics come from a training run.
 
-    The statistics must have seen enough batches. If the layer does not count batches, its statistics must differ from their
-    initial values.
+    The statistics must have been computed from enough batches. If the layer does not count batches, its statistics must differ
+    from their initial values.
     """
     assert layer.running_mean is not None
     assert layer.running_var is not None
@@ -120,7 +120,7 @@ class KeptStatistics:
         return cls(seed, checksum_of(modules, values), values)
 
     def hold(self, *modules: nn.Module) -> bool:
-        """Whether the modules are unchanged, so that the statistics are still valid."""
+        """Whether the modules are unchanged. In this case, the statistics are still valid."""
         return self.checksum == checksum_of(modules, self.values)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The weights of a network, each weight as a matrix, and the slots that hold them."""
+"""The weights of a network, each as a matrix, and the slots of the network's modules that contain the weights."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class Weight:
         - In a transposed kernel `(c_in, c_out/g, *k)`, inputs and outputs are first exchanged within each group.
         - An embedding table is the matrix that multiplies a one-hot row.
         - A vector is one column.
-        - For a parameter of an unknown module, the outputs are the first axis longer than 1, or the second-to-last
-          axis.
+        - For a parameter of an unknown module, the axis of outputs comes before the last two axes. It is the first such axis that
+          is longer than 1. If there is none, the outputs are the second-to-last axis.
 
         Args:
             value: [*batch, *shape].
@@ -111,7 +111,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Layer:
-    """The weights of one linear map that are under one posterior, viewed together as one matrix `[W b]`.
+    """The weights of one linear map that share one posterior, viewed together as one matrix `[W b]`.
 
     Args:
         name: Dotted name of the linear map, which is the module's name if the module is a single linear map.
@@ -208,7 +208,8 @@ def catalog(network: nn.Module) -> Catalog:
 
 
 def _check_functions(network: nn.Module) -> None:
-    """Raise `ValueError` for functions that hold a module of the network, because in a copy they would run the original module."""
+    """Raise `ValueError` for functions that refer to a module of the network, because in a copy they would run the original
+    module."""
     paths = {id(part): path for path, part in network.named_modules()}
     for path, part in network.named_modules():
         for name, value in vars(part).items():
@@ -232,7 +233,7 @@ def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization layer, whose scale and shift stay point estimates unless a selector names them.
 
     Torch's own layers are recognized by type. Other libraries have their own normalization layers without a common base
-    class. They are recognized by a class name that ends in "Norm", "Norm2d" and similar.
+    class. They are recognized by a class name that ends in "Norm", "Norm2d" or a similar suffix.
     """
     if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
         return True
@@ -289,10 +290,10 @@ def group_layers(weights: Iterable[Weight]) -> tuple[Layer, ...]:
 
 
 def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]:
-    """Empty the slots of weights in a network, in place, and return the values they held.
+    """Empty the slots of weights in a network, in place, and return the weights' values.
 
-    A slot then holds `None`, so that a network without its posterior fails loudly. The slot's name stays registered, so that
-    printing, pickling and copying work.
+    An emptied slot contains `None`, so a network without its posterior raises an error. The slot's name stays registered, because
+    printing, pickling and copying need it.
     """
     values = {}
     for weight in weights:
@@ -315,7 +316,7 @@ def put_in(network: nn.Module, weights: Sequence[Weight], values: Mapping[str, T
 
 
 def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """The module that holds a parameter, and the parameter's own name there."""
+    """The module that owns a parameter, and the parameter's own name in this module."""
     *path, leaf = name.split(".")
     owner = network
     for part in path:  # ten times as fast as `get_submodule`
@@ -329,8 +330,8 @@ def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:
 def refresh_recurrent(network: nn.Module) -> None:
     """Make the private weight lists of recurrent modules agree with their slots again.
 
-    Recurrent modules such as `nn.LSTM` keep a second list of their weights. After a weight is swapped, this list still holds
-    the old weight, which breaks copying and keeps a draw alive.
+    Recurrent modules such as `nn.LSTM` keep a second list of their weights. After a weight is swapped, this list still contains
+    the old weight. The old weight would break copying, and it would keep the memory of a draw allocated.
     """
     for module in network.modules():
         if isinstance(module, nn.RNNBase):

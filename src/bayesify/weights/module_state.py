@@ -1,4 +1,4 @@
-"""A module's tensors in the form that files hold, and fingerprints that compare two networks."""
+"""A module's tensors in the form in which files store them, and fingerprints that compare two networks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Load the result of `tensors_of` in place. Parameters for which the state holds masks are pruned first. Raises
+    """Load the result of `tensors_of` in place. Parameters for which the state contains masks are pruned first. Raises
     `ValueError` if the state lacks an entry of the module, or has an entry that the module lacks."""
     state = dict(state)
     for path, part in module.named_modules():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class NamedParameters(nn.Module):
-    """Parameters under dotted names, such as names of weights and layers, which torch does not allow directly.
+    """Parameters under dotted names, such as names of weights and layers. Torch does not allow dotted names directly.
 
     A parameter can be pruned. The entries that a mask keeps are then stored in one vector, and `dense` puts them back among
     zeros. The mask is a buffer next to the parameter.

@@ -17,12 +17,12 @@ def select(
     """Give each weight to the first selector that matches it.
 
     A selector is a dotted name of a module or parameter, a glob over dotted names whose `*` crosses dots, the name of a
-    module's class or of one of its bases, a module object, or `None` for everything. A matching module takes all
-    weights below it. Scale and shift of normalization layers stay point estimates unless the selector names them or
-    matches nothing else. Frozen parameters always stay point estimates.
+    module's class or of one of its bases, a module object, or `None` for everything. If a module matches, the selector gets all
+    weights of the module and its submodules. Scale and shift of normalization layers stay point estimates unless the selector
+    names them or matches nothing else. Frozen parameters always stay point estimates.
 
     Returns:
-        Pairs of a selector and its weights, in the order of the selectors, and a dict from each remaining weight's name to the
+        Pairs of a selector and its weights, in the order of the selectors. Also a dict from each remaining weight's name to the
         reason why the weight stays a point estimate.
 
     Raises:

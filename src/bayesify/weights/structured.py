@@ -19,12 +19,12 @@ Own = TypeVar("Own", bound=Rule)
 
 
 class StructuredWeight(Tensor):
-    """A drawn weight that handles some functions by its own rules and is a plain tensor for all other functions.
+    """A drawn weight that has its own rules for some functions and is a plain tensor for all other functions.
 
-    A subclass takes its components (plain tensors) as first arguments, then all other arguments, and builds itself by `wrap`. It
-    defines `materialize` and registers rules with `rule(F.linear)`. For a function with a rule, the rule runs and the
-    weight is never materialized. For any other function, the weight is materialized first. All components may have a
-    leading axis of draws, which `vmap` then removes.
+    The constructor of a subclass takes the components (plain tensors) first, then all other arguments. It creates the weight with
+    `wrap`. It defines `materialize` and registers rules with `rule(F.linear)`. For a function with a rule, the rule runs and the
+    weight is never materialized. For any other function, the weight is materialized first. All components may have a leading axis
+    of draws, which `vmap` then removes.
 
     Attributes:
         components_: The plain tensors that make up the weight.
@@ -121,7 +121,7 @@ class StructuredWeight(Tensor):
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """The result of a function that has no rule, called with plain tensors."""
+        """Call a function that has no rule with plain tensors, and return its result."""
         args, kwargs = plain((args, kwargs))
         return func(*args, **kwargs)
 
@@ -180,7 +180,7 @@ class LocalWeight(StructuredWeight):
         return x.shape[0] == self.examples_ and self.materialized_ is None
 
     def begin_pass(self, num_examples: int) -> None:
-        """Start a pass over a number of examples, which then get their own noise."""
+        """Start a pass over a number of examples. Each of these examples then gets its own noise."""
         self.examples_, self.used_ = num_examples, False
 
     def check_unused(self) -> None:

@@ -38,8 +38,8 @@ class DrawRequest:
         runner: The network, for posteriors that must run it to draw.
         weights: The draws of the network's other posteriors, for posteriors that run the network.
         num_data: Number of examples N in the dataset, if the draw is for a bound over the dataset.
-        networks: Dict from a number of ensemble networks to the index of the network that each draw uses, [S]. The
-            first ensemble that draws fills it.
+        networks: Dict whose keys are numbers of ensemble networks. Each value is the index of the network that each draw uses,
+            [S]. The first ensemble that draws fills it.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
         autocast: Dtype in which the network runs under autocast. Autocast is off while a posterior draws.
     """
@@ -89,7 +89,7 @@ class DrawRequest:
         return parts
 
     def room(self, sizes: Sequence[int]) -> list[int]:
-        """Number of random numbers that `normals` uses for each weight, given the sizes per draw; multiples of 64."""
+        """Number of random numbers that `normals` uses for each weight, a multiple of 64. `sizes` are the numbers per draw."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         return [-(-halves * size // 64) * 64 for size in sizes]
 
@@ -193,13 +193,14 @@ class Posterior(nn.Module):
             layers: The layers that the posterior spans.
             values: The network's weights by name. Means start at these values.
             modules: The module that owns each weight, by weight name, for posteriors that reinitialize modules.
-            prior: The prior's scales, kept as `bound_prior` for posteriors that are built on the prior.
-            runner: The network without its weights. Posteriors that run the network keep it as `runner`.
+            prior: The prior's scales, stored as `bound_prior`. Some families define q through the prior and therefore need these
+                scales.
+            runner: The network without its weights. Posteriors that run the network store this argument as `runner`.
             relative_stds: See the attribute `relative_stds`.
 
         Raises:
-            ValueError: If the prior correlates the positions of a kernel or has a mean other than 0, and the family has
-                no KL to such a prior.
+            ValueError: If the family has no KL to the prior, because the prior correlates the positions of a kernel or has a mean
+                other than 0.
         """
         if prior is not None and not self.correlated_priors:
             for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):
@@ -243,7 +244,8 @@ class Posterior(nn.Module):
         """
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
-        """The buffers of each draw of a finished request, which the network reads and updates; `None` if there are none."""
+        """One dict of buffers for each draw of a finished request, or `None` if the posterior has no buffers of its own. The
+        network reads and updates these buffers."""
         return None
 
     def average_buffers(self, network: nn.Module) -> None:
@@ -251,7 +253,8 @@ class Posterior(nn.Module):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """The number of different draws, or `None` if they cannot be counted. A prediction uses each of them once by default."""
+        """The number of different draws, or `None` if they cannot be counted. By default, a prediction uses each different draw
+        once."""
         return None
 
     # -- drawing and moments ----------------------------------------------------------------------------------------
@@ -261,8 +264,8 @@ class Posterior(nn.Module):
         """Draw weights.
 
         Returns:
-            Weights by name, each [S, *shape] (a tensor or a structured weight), and the KL in nats: [S], or a scalar
-            if all draws have the same KL.
+            Weights by name, and the KL in nats. Each weight is a tensor or a structured weight, [S, *shape]. The KL is [S], or a
+            scalar if all draws have the same KL.
         """
 
     @abstractmethod
@@ -288,9 +291,10 @@ class Posterior(nn.Module):
     def second_moments(self, prior: PriorDraw, variance: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         r"""Second moments $\mathbb{E}_q \lVert w \rVert^2$, by name.
 
-        For kernels with correlated positions (`prior.factor`), this is the matrix $\sum_f \mathbb{E}_q w_f w_f^\top$
-        over filters, [K, K]. Positions are independent in q by default. Families that correlate positions override
-        `spatial_covariance`. Callers that have already computed the variance pass it as `variance`.
+        If the prior correlates the positions of a kernel (`prior.factor`), the entry of this kernel is the matrix $\sum_f
+        \mathbb{E}_q w_f w_f^\top$, [K, K], where f runs over the filters. Positions are independent in q by default. Families
+        that correlate positions override `spatial_covariance`. Callers that have already computed the variance pass it as
+        `variance`.
         """
         mean, variance = self.mean(), self.variance() if variance is None else variance
         found = {}
@@ -360,7 +364,7 @@ class Posterior(nn.Module):
         return counts
 
     def remarks(self) -> dict[str, str]:
-        """Remarks on single weights, by name, which the summary shows to the user."""
+        """Remarks on single weights, by weight name. The summary shows these remarks to the user."""
         return {}
 
     def sizes(self) -> dict[str, int]:
@@ -369,14 +373,14 @@ class Posterior(nn.Module):
 
 
 def by_layer(layers: Iterable[Layer], matrix: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
-    """Weights by name, taken from a matrix `[W b]` of each layer, [*batch, rows, cols]."""
+    """Split a matrix `[W b]` of each layer, [*batch, rows, cols], into weights by name."""
     return {name: value for layer in layers for name, value in layer.from_matrix(matrix(layer)).items()}
 
 
 def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
-    """Prior standard deviation of each weight. Used by families in which q can equal the prior, when the prior is
-    fixed. Raises `ValueError` if the prior draws its scales, correlates the entries of a weight, or has a mean other
-    than 0."""
+    """Prior standard deviation of each weight. Families in which q can equal the prior use these values to set q to a prior with
+    fixed scales. Raises `ValueError` if the prior draws its scales, correlates the entries of a weight, or has a mean other than
+    0."""
     for name in posterior.sizes():
         if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
             raise ValueError(

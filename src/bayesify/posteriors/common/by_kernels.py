@@ -1,4 +1,4 @@
-"""Draws of a whole posterior that a few kernels make directly from its parameters."""
+"""A few kernels that draw all weights of a posterior directly from its parameters."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ def draw_by_kernels(
     parameters: Sequence[Tensor],
     make: Callable[[list[float]], DrawPlan | None],
 ) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-    """The same draws as `posterior.draw` for the same seed, or `None` if there is no plan.
+    """Draw weights with the kernels of a `DrawPlan`, or return `None` if `make` returns no plan. For the same seed, the draws
+    equal those of `posterior.draw`.
 
-    `names` are in the order of the plan, and `parameters` in the order of the plan's gradients. `make` makes a plan
-    from the prior standard deviations of the names. It is called once for each set of parameter addresses and each kind
-    of request.
+    `names` are in the order of the plan, and `parameters` in the order of the plan's gradients. `make` makes a plan from the
+    prior standard deviations of the weights `names`. It is called once for each set of parameter addresses and each kind of
+    request.
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))

@@ -1,4 +1,4 @@
-"""Draws that are captured as CUDA graphs, so that one launch replaces hundreds."""
+"""Draws that are captured as CUDA graphs. One launch of a graph replaces hundreds of kernel launches."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ Drawn = tuple[MutableMapping[str, Tensor], Tensor]
 
 
 class CapturedDraws:
-    """Draws from the posteriors of one network. CUDA graphs make the draws if this is possible and faster. The network
-    holds this object.
+    """Draws from the posteriors of one network. CUDA graphs make the draws if this is possible and faster. The network stores
+    this object.
 
-    A graph works on fixed memory. If gradients are off, its results are copied to new memory. If gradients are on
-    (inside the training objective, where nobody keeps the draws), the results are used in place. A second bound that is
-    computed before the backward pass of the first bound therefore draws without a graph. The random numbers are the
-    same with and without a graph. Graphs belong to the memory of one network, so copies of the network have none.
+    A graph works on fixed memory. If gradients are off, its results are copied to new memory. If gradients are on, the results
+    are used in place. This happens only inside the training objective, which does not store the draws. A second bound that is
+    computed before the backward pass of the first bound therefore draws without a graph. The random numbers are the same with and
+    without a graph. Graphs belong to the memory of one network, so copies of the network have none.
     """
 
     def __init__(self) -> None:
@@ -180,7 +180,8 @@ class CapturedDraw:
         self.kept = posterior.results.values()  # keep these values alive, because the graph reads their memory
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
-        """For each dtype, one block of memory with all weights of this dtype in the network's layout, so that one copy suffices."""
+        """Copy all weights of the same dtype into one block of memory, in the network's layout. One copy of the block then copies
+        all these weights."""
         self.places: dict[str, tuple[int, Place]] = {}
         placed = weights.places() if isinstance(weights, PlacedWeights) else None
         if placed is not None:  # a kernel has already written this layout

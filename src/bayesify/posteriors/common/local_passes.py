@@ -27,14 +27,14 @@ def run_local(
     network: nn.Module,
     generator: Randomness,
 ) -> Result:
-    """The result of a draw and a pass in which each example has its own noise.
+    """Draw weights and run the network with separate noise for each example, and return the result.
 
-    Weights that are used more than once get one draw for all examples. The result is the same as if these weights had
-    been known from the start. If the first pass finds such a weight, the pass is repeated from the same state of the
-    caller's generator. A training run owns torch's global generators, so their state is restored too. Outside a
-    training run, other threads may use the global generators, so these generators are never reset. Instead, the first
-    bound runs one extra pass over a copy of the network without hooks. This pass is in evaluation mode, in which the
-    network uses no random numbers.
+    Weights that are used more than once get one draw for all examples. The result is the same as if the posteriors had known from
+    the start that these weights are used more than once. If the first pass finds a weight that is used more than once, the pass
+    is repeated from the same state of the caller's generator. A training run owns torch's global generators, so their state is
+    restored too. Outside a training run, other threads may use the global generators, so these generators are never reset.
+    Instead, the first bound runs one extra pass over a copy of the network without hooks. This pass is in evaluation mode, in
+    which the network uses no random numbers.
 
     `compute` draws and runs the network on the inputs, and `draw` makes one draw with noise per example from a
     `generator`. The posteriors remember the weights that are used more than once. The network's buffers are reset before
@@ -54,7 +54,7 @@ def run_local(
 
 
 def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """One pass in evaluation mode, over a copy without the user's hooks if the network can be copied."""
+    """Run one pass in evaluation mode. If the network can be copied, the pass runs on a copy without the user's hooks."""
     with draws.runner.evaluating().alone() as own:
         if own.network is not draws.runner.network:  # compiled parts cannot be copied
             for module in own.network.modules():

@@ -30,12 +30,11 @@ def relative_stds(
     `RELATIVE_STD`.
 
     Noise of size $s\,\mathrm{rms}(W)$ in a layer's weights changes each output by about $s$ times the root mean square
-    of all outputs. With running means $m_c$ and variances $v_c$, this root mean square is $(\overline{m^2 + v})^{1/2}$.
-    Frozen BatchNorm divides both the noise and the signal of an output by $v_c^{1/2}$. With
-    $s = 0.1\,(\overline{m^2 + v}\;\mathrm{med}(1 / v))^{-1/2}$ the noise is therefore a tenth of the signal. Linear
-    layers start with this $s$. Noise in convolutions is the same at every position. Convolutions detect
-    out-of-distribution inputs best if all start with the same small value, `NORMALIZED_RELATIVE_STD`. With that value,
-    an MLP would have hardly any uncertainty.
+    of all outputs. If $m_c$ and $v_c$ are the running means and variances, this root mean square is $(\overline{m^2 + v})^{1/2}$.
+    Frozen BatchNorm divides both the noise and the signal of an output by $v_c^{1/2}$. With $s = 0.1\,(\overline{m^2 +
+    v}\;\mathrm{med}(1 / v))^{-1/2}$ the noise is therefore a tenth of the signal. Linear layers start with this $s$. Noise in
+    convolutions is the same at every position. Convolutions detect out-of-distribution inputs best if all start with the same
+    small value, `NORMALIZED_RELATIVE_STD`. An MLP that starts with `NORMALIZED_RELATIVE_STD` would have hardly any uncertainty.
 
     `frozen` are the names of layers with frozen statistics, and `chosen` the weights that have a posterior. If none of
     these comes before BatchNorm, the result is empty.

@@ -16,7 +16,7 @@ OWNER = "GlobalInducing"
 
 
 def check_inputs(inputs: Any) -> Any:
-    """Inducing inputs in the form that the posterior keeps, detached and copied.
+    """Check the inducing inputs, and return detached copies in the form that the posterior stores.
 
     Inputs are a tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description: a count,
     or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`). They must be finite, not empty, and of
@@ -85,8 +85,8 @@ def describe_inputs(inputs: Any) -> Any:
 class InducingInputs(nn.Module):
     """Inducing inputs as parameters. Inputs that are not floating point, such as words and masks, stay fixed.
 
-    The inputs come from `check_inputs`. A shape becomes standard normal numbers, or zeros if the dtype is not floating
-    point. If only a count is given, the network's first layer gives the width of an input.
+    The inputs come from `check_inputs`. A shape is replaced by a tensor of standard normal numbers, or of zeros if the dtype is
+    not floating point. If only a count is given, the network's first layer gives the width of an input.
     """
 
     def __init__(self, inputs: Any, network: nn.Module, like: Tensor) -> None:
@@ -139,7 +139,8 @@ def _first_width(network: nn.Module) -> int:
 
 
 def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
-    """Inputs and targets of the first examples of a loader; inputs are a tensor, a tuple or list of tensors, or a dict."""
+    """Collect the inputs and targets of the first examples of a loader. The inputs are a tensor, a tuple or list of tensors, or a
+    dict."""
     inputs: list[Any] = []
     targets: list[Tensor] = []
     for x, y in loader:

@@ -41,9 +41,9 @@ def exact_float32(like: Tensor) -> bool:
 class PriorScale:
     r"""Products with T, where $T T^\top$ is the prior's covariance over a row of `[W b]` of a layer.
 
-    T is diagonal. Under a prior that correlates the positions of kernels, T of a kernel has one block per input
-    channel. T is made once, in float64. If the data determine the weights, the gradients of T through the features and
-    through the weights cancel, so their sum must be computed in float64.
+    T is diagonal. If the prior correlates the positions of kernels, T of a kernel is block diagonal instead, with one block per
+    input channel. T is made once, in float64. If the data determine the weights, the gradient with respect to T through the
+    features and the gradient through the weights cancel. Their sum must therefore be computed in float64.
 
     `batched` holds the scales and factors of the prior that differ between draws, [S, ...] each, by key.
     """
@@ -126,7 +126,7 @@ def typical_scale(posterior: Posterior) -> PriorScale:
 
 
 class HalfPrecision:
-    r"""The product with $\Lambda^{1/2}$ along the first axis of a tensor, which has length M.
+    r"""A function that multiplies a tensor by $\Lambda^{1/2}$ along its first axis, which has length M.
 
     A diagonal $\Lambda$ has `log_diagonal` [M] and its square roots `numbers` [M]. For a full $\Lambda = C C^\top$, this
     is the product with $C^\top$; C has the packed, strictly lower entries `lower` and, before softplus, `raw_diagonal` [M].

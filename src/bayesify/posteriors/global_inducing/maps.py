@@ -51,7 +51,8 @@ class LinearMap:
         return self.layer.weights[-1].is_bias
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """Features [M, *positions, d], one entry for each group of the layer's outputs that has its own features."""
+        """A list of features [M, *positions, d], with one entry for each group of the layer's outputs that has its own
+        features."""
         return [argument(args, kwargs, 0, "input")]
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
@@ -96,7 +97,8 @@ class AttentionInput(LinearMap):
     """The projections of queries, keys and values in `nn.MultiheadAttention`. They are separate or stacked in one matrix."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The queries, keys or values. For a stacked matrix, there is one entry if all three are the same tensor."""
+        """The queries, keys or values. For a stacked matrix, the result has one entry if queries, keys and values are the same
+        tensor, and otherwise three entries."""
         names = ("query", "key", "value")
         given = [argument(args, kwargs, index, name) for index, name in enumerate(names)]
         leaf = self.layer.name.rpartition(".")[2]
@@ -115,10 +117,10 @@ class AttentionInput(LinearMap):
 
 
 class AttentionOutput(LinearMap):
-    """The projection at the end of `nn.MultiheadAttention`, which torch applies without calling its module."""
+    """The projection at the end of `nn.MultiheadAttention`. Torch applies this projection without calling its module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """Output of the heads, which is the module's output when the identity replaces this projection."""
+        """The output of the heads. It equals the module's output if the identity replaces this projection."""
         assert isinstance(module, nn.MultiheadAttention)
         slots: dict[str, Any] = module.out_proj._parameters
         kept = dict(slots)

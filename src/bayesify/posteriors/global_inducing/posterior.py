@@ -55,24 +55,24 @@ class GlobalInducing(Posterior):
     Aitchison 2021; gi).
 
     $U_0$ are the inducing inputs. $A_l$ are the inputs that layer l receives (with a column of ones for its bias) when
-    $U_0$ passes through the weights drawn for layers 1 to l - 1. With the prior $\mathcal{N}(0, T T^\top)$ over a row
-    of `[W b]`,
+    $U_0$ passes through the weights drawn for layers 1 to l - 1. If the prior over a row of `[W b]` is $\mathcal{N}(0, T
+    T^\top)$, then
 
     $$ q(W_l | W_1, \dots, W_{l-1}) = \prod_r \mathcal{N}(w_r;\, \Sigma A_l^\top \Lambda_l v_r,\, \Sigma), \qquad
        \Sigma = ((T T^\top)^{-1} + A_l^\top \Lambda_l A_l)^{-1} $$
 
     (eq. 11, algorithm 1). A draw runs the network on $U_0$ alone and draws each layer's weights as soon as the layer's
     input is known. These weights are then used for any data. Layers are correlated, and q over all weights is not
-    Gaussian. With one layer, $U_0 = X$, $V = Y$ and $\Lambda = 1 / \text{noise}$, q is the exact posterior of linear
-    regression.
+    Gaussian. If the network has one layer, $U_0 = X$, $V = Y$ and $\Lambda = 1 / \text{noise}$, then q is the exact posterior of
+    linear regression.
 
     Layers may be linear, bilinear, convolutions of any kind, and the projections of `nn.MultiheadAttention`. The layers
     must keep the examples along their first axis and must not mix examples. Other weights need another posterior, as in
     `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi). The other posteriors draw first. A layer that is called
     several times is drawn at its first call. The pass over the inducing inputs runs in evaluation mode.
 
-    Marginals have no closed form. `mean` and `variance` describe each layer if the earlier layers are at their means,
-    and `kl` is an estimate from one draw.
+    Marginals have no closed form. `mean` and `variance` describe each layer if the earlier layers are fixed at their means. `kl`
+    is an estimate from one draw.
 
     Stored parameters: `inducing_inputs` and, for each layer, `pseudo_outputs` V and `log_precision`, the diagonal of
     $\log \Lambda$. All positions of an inducing image share one precision. A full $\Lambda$ is stored as its Cholesky
@@ -86,17 +86,17 @@ class GlobalInducing(Posterior):
             other layers.
         precision: Initial diagonal of $\Lambda$. The default is 1 (or `NETWORK_PRECISION` if `init="network"`) divided
             by the layer's number of positions.
-        last_precision: Initial diagonal of $\Lambda$ in the last layer. If the targets are data, set it to N / M
-            divided by the noise variance to start this layer close to the exact posterior given the earlier layers. A
-            small `precision` then starts the earlier layers near the prior.
+        last_precision: Initial diagonal of $\Lambda$ in the last layer. If the targets are data, set it to N / M divided by the
+            noise variance. Initially, q of the last layer is then close to the layer's exact posterior given the earlier layers.
+            If `precision` is also small, q of the earlier layers is initially close to the prior.
         covariance: `"diagonal"`, or `"full"` for a $\Lambda$ that correlates the inducing inputs.
         learned: Layers with learned pseudo-outputs: `"all"`, or only the `"last"`. With `"last"`, the other layers are drawn
             from the prior (rand -> gi).
         kl_form: `"closed"` for the KL of each layer given the earlier layers, or `"sampled"` for $\log q - \log p$ at
             the draw. With `"sampled"` the bound has no variance if q is exact.
         init: Initial V of the layers. With `"random"`, V is standard normal, as in the paper. With `"network"`, V is the output of
-            each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. If there are at least as many
-            inducing inputs (times positions) as columns, the mean of q then starts close to the network.
+            each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. If the number of inducing inputs
+            times positions is at least the number of columns of $A_l$, the mean of q starts close to the network.
 
     Raises:
         ValueError: If an argument is out of range, if inputs are not finite, if the network mixes examples, or if a
@@ -154,8 +154,8 @@ class GlobalInducing(Posterior):
         return cls(inputs, options.pop("targets", targets), **options)
 
     def config(self) -> dict[str, Any]:
-        """The posterior as a plain dict. It holds only the shapes of the inputs, and no targets: the
-        tensors themselves are in the state."""
+        """The posterior as a plain dict. The dict contains the shapes of the inputs, but no tensors and no targets. The tensors
+        are in the state."""
         return {**super().config(), "inputs": describe_inputs(self.inputs), "targets": None}
 
     @property
@@ -337,19 +337,19 @@ class GlobalInducing(Posterior):
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
     ) -> RegressionFactors:
-        r"""The regression that gives a layer's whitened weights. Float64 keeps the prior's identity matrix exact.
+        r"""The regression that gives a layer's whitened weights. The regression adds the prior's identity matrix to another
+        matrix. In float64, this sum does not lose the identity matrix to rounding.
 
-        On a CPU, the matrices of convolutions take most of the time of a step, so they are tried in float32. In our
-        measurements, rounding then changed the variances, and means as large as the prior's standard deviation, by at
-        most about a tenth of
+        On a CPU, the matrices of convolutions take most of the time of a step, so they are tried in float32. We measured how much
+        float32 rounding changed the variances, and how much it changed means of the size of the prior's standard deviation. Both
+        changed by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$
 
-        with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used
-        under settings that would replace it by a lower precision (autocast, TensorFloat-32, bfloat16). If the network
-        itself runs in bfloat16 on a GPU, features are bfloat16 numbers, and their products are exact in float32; see
-        `maths.patch_products`.
+        with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used if a
+        setting (autocast, TensorFloat-32, bfloat16) would replace it with a lower precision. If the network itself runs in
+        bfloat16 on a GPU, features are bfloat16 numbers. Their products are exact in float32; see `maths.patch_products`.
         """
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"
@@ -454,7 +454,7 @@ def _cut(values: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _stacked(results: list[tuple[dict[str, Tensor], Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Separate draws stacked along an axis of draws."""
+    """Stack separate draws along a new axis."""
     if len(results) == 1:
         weights, kl, failed = results[0]
         return {name: value.unsqueeze(0) for name, value in weights.items()}, kl.unsqueeze(0), failed

@@ -39,9 +39,9 @@ examples. The limit is far above rounding errors."""
 def trace(
     runner: Runner, layers: Sequence[Layer], arguments: Arguments, values: Mapping[str, Tensor]
 ) -> list[tuple[LinearMap, Tensor]]:
-    """Layers in the order of their calls, each with its outputs for the inducing inputs under the network's own
-    weights. Raises `ValueError` if a layer is not a linear map or is not called, if the examples are not along the
-    first axis, or if the network mixes examples."""
+    """Run the network once on the inducing inputs, and return its layers in the order of their calls, each with its outputs.
+    Raises `ValueError` if a layer is not a linear map or is not called, if the examples are not along the first axis, or if the
+    network mixes examples."""
     maps = [find_map(runner.network, layer) for layer in layers]
     for entry in maps:
         _check_ties(runner.network, entry)
@@ -160,7 +160,8 @@ def _check_ties(network: nn.Module, entry: LinearMap) -> None:
 
 
 def check_targets(targets: Any) -> Tensor | None:
-    """Initial pseudo-outputs of the last layer, detached and copied. They must be finite numbers."""
+    """Check the targets, and return a detached copy of them as initial pseudo-outputs of the last layer. They must be finite
+    numbers."""
     if targets is None:
         return None
     try:

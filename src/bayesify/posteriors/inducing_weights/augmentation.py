@@ -19,7 +19,7 @@ INIT_D = 1e-3
 
 
 class Augmentation(nn.Module):
-    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices, which are augmented with inducing matrices of the same size.
+    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices. All inducing matrices that augment them have the same size.
 
     Each group of equal-sized matrices starts at $Z_r$ [G, M_r, d_out] and $Z_c$ [G, M_c, d_in], and each $\lambda$ at
     `start`, but at most at half of `max_lambda`. With a `max_lambda` of 0, W given U is a point estimate.
@@ -48,7 +48,7 @@ class Augmentation(nn.Module):
         return None if self.raw_lambda is None else positive(self.raw_lambda, self.max_lambda)
 
     def augmented(self) -> Augmented:
-        """Z and D."""
+        """The current values of Z and D."""
         rows, cols = self.z_row.dense_values(), self.z_col.dense_values()
         return Augmented(rows, cols, positive(self.raw_d_row), positive(self.raw_d_col))
 
@@ -79,12 +79,12 @@ class Augmentation(nn.Module):
 
 
 def below_cap(starts: Sequence[float], cap: float | None) -> list[float]:
-    """Initial values, reduced to at most half of the cap."""
+    """Reduce initial values to at most half of the cap."""
     return [start if cap is None else min(start, 0.5 * cap) for start in starts]
 
 
 def random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The start of appendix J: entries of Z are drawn from N(0, 1/M), and entries of U's mean from N(0, 1)."""
+    """The initial values of appendix J: entries of Z are drawn from N(0, 1/M), and entries of U's mean from N(0, 1)."""
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=like.dtype, device=like.device)
@@ -96,10 +96,10 @@ def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Ten
     r"""Z and U whose conditional mean is the best approximation of rank min(M_r, M_c) to a whitened matrix.
 
     Truncate `[W b] / sigma = P S Q^T` to this rank. Z_r = P^T and Z_c = Q^T have orthonormal rows, so Psi is $(1 + D^2) I$.
-    Then $U = (1 + D^2)^2 S$ gives the mean exactly for any D. If U is whitened, $U = (1 + D^2) S$ does so. Rows of Z
-    beyond the rank are random in the orthogonal complement, if there is one. They multiply zeros in U, so they change
-    nothing at the start, but they can learn. For a matrix of zeros, such as the matrix of a fresh adapter, all rows are
-    random, because no direction is better than another.
+    Then $U = (1 + D^2)^2 S$ gives the truncated matrix as the exact mean for any D. If U is whitened, $U = (1 + D^2) S$ gives
+    this mean. If Z has more rows than this rank, the further rows are random and orthogonal to the first rows. The further rows
+    multiply zeros in U. They therefore change nothing at the start, but they can learn. For a matrix of zeros, such as the matrix
+    of a fresh adapter, all rows are random, because no direction is better than another.
     """
     basis = matrix if matrix.any() else torch.randn_like(matrix)
     rank = min(m_r, m_c, *matrix.shape)

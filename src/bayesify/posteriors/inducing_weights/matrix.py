@@ -105,8 +105,8 @@ class InducingMatrix(nn.Module):
 class DiagonalMatrix(InducingMatrix):
     r"""Independent Gaussians (FFG-U): $q(U) = \mathcal{N}(m, \operatorname{diag}(s^2))$.
 
-    Stored parameters: `location` (the means m, unconstrained) and `raw_std`, which softplus (or, if `max_std` is given,
-    a scaled sigmoid) maps to s. With `max_std=0`, U is a point estimate and its KL is $-\log p(m)$.
+    Stored parameters: `location` (the means m, unconstrained) and `raw_std`. Softplus maps `raw_std` to s. If `max_std` is given,
+    a scaled sigmoid replaces softplus. With `max_std=0`, U is a point estimate and its KL is $-\log p(m)$.
     """
 
     name = "diagonal"
@@ -280,7 +280,7 @@ class FullMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Squared effects of the columns of T on W, summed over the columns; a few columns are computed at a time."""
+        """Squared effects of the columns of T on W, summed over the columns. Only a few columns are computed at a time."""
         columns = self.scale_tril()[index].mT.unflatten(-1, (self.rows, self.cols))
         total = row.new_zeros(row.shape[-1], col.shape[-1])
         for part in columns.split(16):
@@ -307,7 +307,7 @@ class EnsembleMatrix(InducingMatrix):
     r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$. Its KL is left out, as in deep
     ensembles.
 
-    Members start around the mean. Each member has its own noise, and the noise averages to 0 over members.
+    Each member starts at the mean plus noise. Each member has its own noise, and the noise averages to 0 over members.
     """
 
     name = "ensemble"

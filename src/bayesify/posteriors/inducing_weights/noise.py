@@ -97,7 +97,8 @@ class NoiseShapes:
 
 
 def _gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool) -> Tensor:
-    """Noise [S, count * numel], reshaped to [count, S, *size]. Noise vectors of opposite sign still belong to two paired draws."""
+    """Noise [S, count * numel], reshaped to [count, S, *size]. The two draws of an antithetic pair still have noise of opposite
+    sign."""
     if antithetic:
         return flat.view(flat.shape[0], count, *size).transpose(0, 1).contiguous()
     return flat.view(count, flat.shape[0], *size)

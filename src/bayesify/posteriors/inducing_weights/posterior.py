@@ -30,14 +30,14 @@ def _layers(block: list[tuple[Layer, ...]]) -> Iterator[Layer]:
 
 
 class InducingWeights(Posterior):
-    r"""A posterior over each layer's weights that is given by a small matrix U of inducing weights (Ritter et al. 2021;
-    FFG-U, FCG-U, Ensemble-U).
+    r"""A posterior in which a small matrix U of inducing weights determines the distribution of each layer's weights (Ritter et
+    al. 2021; FFG-U, FCG-U, Ensemble-U).
 
-    The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with a matrix U of size `rows x
-    cols`, which does not change its marginal (eq. 5). Given U, W has the prior's conditional distribution up to a
-    scale, $q(W | U) = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and the posterior learns q(U). Draws
-    come from the extended Matheron rule (eq. 11, see `maths.matheron`). Layers of equal size are drawn together. The KL
-    of the joint over (W, U) has a closed form (eq. 9):
+    The prior $p(W) = \mathcal{N}(0, \sigma^2 I)$ over a layer's `[W b]` is augmented with a matrix U of size `rows x cols`. This
+    does not change the marginal prior of W (eq. 5). Given U, W has the prior's conditional distribution up to a scale, $q(W | U)
+    = \mathcal{N}(\mu_{W|U}, \lambda^2 \Sigma_{W|U})$ (eq. 7), and the posterior learns q(U). Draws come from the extended
+    Matheron rule (eq. 11, see `maths.matheron`). Layers of equal size are drawn together. The KL of the joint over (W, U) has a
+    closed form (eq. 9):
 
     $$ \mathrm{KL} = \sum_l R(\lambda_l) + \mathrm{KL}(q(U_l) \| p(U_l)), \qquad
        R(\lambda) = d_{out} d_{in} (\tfrac12 \lambda^2 - \log \lambda - \tfrac12) $$
@@ -54,9 +54,9 @@ class InducingWeights(Posterior):
         cols: Number of columns of U, on the side of the layer's inputs.
         q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (whose KL is left out).
         members: Number of members of an ensemble.
-        max_lambda: Upper bound on $\lambda$. With 0, W given U is a point estimate, and the KL has no term R.
-        max_std: Upper bound on the standard deviations of a diagonal q(U). With 0, U is a point estimate, and
-            $-\log p(U)$ replaces the KL of U.
+        max_lambda: Upper bound on $\lambda$. If this bound is 0, W given U is a point estimate, and the KL has no term R.
+        max_std: Upper bound on the standard deviations of a diagonal q(U). If this bound is 0, U is a point estimate, and $-\log
+            p(U)$ replaces the KL of U.
         whiten: Whether to store U so that its prior is standard normal (appendix H).
         init: How Z and U start. With `"network"`, the conditional mean starts at the best approximation of rank
             `min(rows, cols)` to the network's `[W b]`. With `"random"`, the start follows appendix J. The default is
@@ -68,8 +68,8 @@ class InducingWeights(Posterior):
         shared: Sizes (rows, cols) of one global inducing matrix on which the U of every layer depends. This matrix
             correlates the layers (appendix H). It requires `whiten=True` and the same number of columns in every layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
-            default, U and W given U each contribute a standard deviation of a tenth (less before BatchNorm) of the root mean
-            square of the layer's weights.
+            default, the noise of U and the noise of W given U each contribute a tenth of the root mean square of the layer's
+            weights to the standard deviation of W. Before BatchNorm, they contribute less.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:
@@ -130,7 +130,8 @@ class InducingWeights(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Make the parameters. A block holds layers with equal sizes of U, and a group in a block holds layers of equal size."""
+        """Make the parameters. A block contains the layers with the same size of U. A group contains the layers of a block that
+        have the same size themselves."""
         blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
             groups = blocks.setdefault(self._inducing_size(layer), {})
@@ -247,7 +248,8 @@ class InducingWeights(Posterior):
         return self.shared is None and self.max_lambda != 0 and kernels_draw(self, request, max(self.rows, self.cols))
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
-        """A fast dtype that rounds no more than the network does: the dtype of its weights or, in training, of autocast."""
+        """A fast dtype that rounds no more than the network does: the dtype of the network's weights or, in training, the dtype
+        of autocast."""
         if transforming() or not like.is_cuda or like.dtype != torch.float32:
             return None
         if torch.is_grad_enabled():
@@ -271,7 +273,8 @@ class InducingWeights(Posterior):
 
     @staticmethod
     def _columns(block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> list[list[Tensor] | None]:
-        """Factors for the columns of each layer's weights, for layers whose bias and first weight have different prior scales."""
+        """Factors that multiply the columns of a layer's weights, for each layer. A layer needs factors only if its bias and its
+        first weight have different prior scales; otherwise its entry is `None`."""
         columns: list[list[Tensor] | None] = []
         for layer in _layers(block):
             first = prior.std[layer.weights[0].name]
@@ -324,7 +327,7 @@ class InducingWeights(Posterior):
         ]
 
     def mean(self) -> dict[str, Tensor]:
-        """E[W] = sigma A_r^T E[U] A_c, with the prior's sigma. If the prior draws sigma, its mean is used."""
+        """E[W] = sigma A_r^T E[U] A_c, with the prior's sigma. If the prior draws sigma, the mean of sigma is used."""
         factors = self.factors()
         result: dict[str, Tensor] = {}
         for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
@@ -425,7 +428,7 @@ class InducingWeights(Posterior):
             part.raw_lambda.fill_(raw_positive(1.0, self.max_lambda))
 
     def prune(self, keep: float) -> None:
-        """Keep the entries of Z with the largest absolute values. The fraction is the same in every layer."""
+        """Keep the entries of Z with the largest absolute values. Every layer keeps the same fraction."""
         for part in self._augmented()[: len(self.blocks)]:
             part.prune(keep)
 

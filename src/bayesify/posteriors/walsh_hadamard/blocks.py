@@ -1,4 +1,4 @@
-"""Matrices of any size that consist of square Walsh-Hadamard blocks, and weights that multiply through these blocks."""
+"""Matrices of any size that consist of square Walsh-Hadamard blocks, and weights that multiply inputs by these blocks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Blocks:
     """A cover of a matrix by K square blocks of size D. D is a power of two. Block entries outside the matrix are cut
     off.
 
-    The shorter side is padded to D, and the longer side is a stack of blocks. A single row or column of n
-    entries is one block of at least n entries, read row by row.
+    The shorter side is padded to D, and the longer side is a stack of blocks. If the matrix has a single row or column of n
+    entries, one block of at least n entries covers it. The entries of this block are read row by row.
 
     Args:
         rows: Number of rows of the matrix.
@@ -57,7 +57,7 @@ class Blocks:
         return whole[..., : self.rows, : self.cols]
 
     def disassemble(self, matrix: Tensor) -> Tensor:
-        """The blocks of a matrix, with zeros outside the matrix: [rows, cols] -> [K, D, D]."""
+        """Split a matrix into blocks, with zeros outside the matrix: [rows, cols] -> [K, D, D]."""
         size, count = self.size, self.count
         if self.along == "entries":
             return F.pad(matrix.reshape(-1), (0, size * size - matrix.numel())).view(1, size, size)
@@ -68,7 +68,7 @@ class Blocks:
         return padded.view(size, count, size).movedim(1, 0)
 
     def multiply(self, x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
-        """x W^T without forming W: [..., cols] -> [..., rows], where the factors are [K, D], and g may be [..., K, D]."""
+        """x W^T without forming W: [..., cols] -> [..., rows]. The factors are [K, D], and g may be [..., K, D]."""
         wide = self.size if self.along == "rows" else self.size * self.count
         if self.cols < wide:
             x = F.pad(x, (0, wide - self.cols))
@@ -121,10 +121,10 @@ def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
 class LocalWalshHadamardWeight(LocalWeight):
     r"""A Walsh-Hadamard weight with a separate g for each example. All positions and calls share this g.
 
-    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for the b-th example along the first axis of the input. The output
-    of each example keeps its distribution, and the gradient has less variance. The joint distribution over examples is
-    lost, so only the training objective uses this weight. Outside `F.linear`, or if the rows of a layer's input are not
-    the examples of the batch, all examples share one draw of the weight.
+    $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for the b-th example along the first axis of the input. Each example's
+    output has the same distribution as with a shared g, but the gradient has less variance. The joint distribution over examples
+    is lost, so only the training objective uses this weight. Outside `F.linear`, or if the rows of a layer's input are not the
+    examples of the batch, all examples share one draw of the weight.
 
     Shapes:
         left, mean, std, right: [K, D]; lower: [K, D, D], or [K, 0, 0] for a diagonal $\Sigma$. There may be a leading
@@ -149,7 +149,7 @@ class LocalWalshHadamardWeight(LocalWeight):
         return cls.wrap(shape, mean, (left, mean, std, lower, right), (blocks, noise, name))
 
     def draw(self) -> Tensor:
-        """The matrix with one g for all examples."""
+        """Draw one g for all examples, and return the matrix."""
         return self.assemble(self.draw_g(self.components_[1].shape))
 
     def assemble(self, g: Tensor) -> Tensor:

@@ -78,8 +78,8 @@ class Diagonal(nn.Module):
 class Full(Diagonal):
     r"""$q(g) = \mathcal{N}(\mu, L L^\top)$ with $L = \operatorname{diag}(s) (I + N)$ and N strictly lower triangular.
 
-    Additional parameter: `lower_value`, the entries of N row by row, [K, D (D - 1) / 2]. A step of the optimizer
-    therefore changes a row of L in proportion to the size of the row.
+    Additional parameter: `lower_value`, the entries of N row by row, [K, D (D - 1) / 2]. A step of the optimizer therefore
+    changes a row of L in proportion to its diagonal entry.
     """
 
     name = "full"
@@ -123,7 +123,7 @@ class Full(Diagonal):
 
 
 class Flow(Diagonal):
-    r"""A diagonal Gaussian pushed through planar layers (eq. 13), with one chain of layers per block.
+    r"""A diagonal Gaussian that planar layers transform (eq. 13), with one chain of layers per block.
 
     $$ g = f_F \circ \dots \circ f_1 (z), \quad z \sim \mathcal{N}(\mu, \operatorname{diag}(s^2)), \qquad
        \log q(g) = \log q(z) - \sum_f \log |\det f'| $$
@@ -176,7 +176,7 @@ class Flow(Diagonal):
         return super().reached_variance() + (2 * start * (moved - mean) + (moved - mean).square()).mean(0)
 
     def _moved(self) -> tuple[Tensor, Tensor]:
-        """z - E[z] of the fixed draws, and the change of each draw in the flow, [n, K, D] each."""
+        """z - E[z] of the fixed draws, and the change that the flow makes to each draw, [n, K, D] each."""
         centered = self.log_std.exp() * self._noise()
         z = self.mean_value + centered
         return centered, self.push(z)[0] - z

@@ -75,15 +75,15 @@ class WalshHadamard(Posterior):
         flow_length: Number of planar layers of a flow.
         init_std: Standard deviations of W before training. The default is a tenth (less before BatchNorm) of the root mean
             square of the weight.
-        init: How W starts. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs, scaled so that W is a multiple of an
-            orthogonal matrix and as large as the network's own weight. With `"network"`, W is the matrix nearest to the
-            network's weight that alternating least squares finds (`maths.walsh_hadamard.nearest`). This matrix is far
-            from a trained weight, because D numbers cannot represent D x D weights. With `"residual"`, W is added to
-            the weights of a trained network, which are stored but not trained further. $\mu$ starts at 0, and $S_1$ and
-            $S_2$ at random signs. The prior is then centered on a network that has already seen the data, and the
-            posterior is no smaller than the network.
+        init: How W starts. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs times a scale. With this scale, W is a
+            multiple of an orthogonal matrix and as large as the network's own weight. With `"network"`, W is the matrix nearest
+            to the network's weight that alternating least squares finds (`maths.walsh_hadamard.nearest`). This matrix is far from
+            a trained weight, because D numbers cannot represent D x D weights. With `"residual"`, W is added to the weights of a
+            trained network. These weights are stored but not trained further. $\mu$ starts at 0, and $S_1$ and $S_2$ at random
+            signs. The prior is then centered on a network that has already seen the data, and the posterior is no smaller than
+            the network.
         local_reparameterization: Whether the training objective draws a separate g for each example in linear layers.
-            Predictions always share g over examples, so that a draw is a function.
+            In predictions, all examples always share g, because a draw must be a function of the input.
 
     Raises:
         ValueError: If a name is unknown, if `flow_length` is below 1, if `init_std` is not positive, or if a flow is
@@ -193,7 +193,8 @@ class WalshHadamard(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw g of all blocks; one call draws all noise. Weights of large linear layers stay factored; others are materialized."""
+        """Draw g of all blocks. One call draws all noise. Weights of large linear layers stay factored; others are
+        materialized."""
         weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
@@ -206,7 +207,7 @@ class WalshHadamard(Posterior):
         return self._around_base(weights), kl
 
     def _around_base(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All weights in order. If W is a residual, the network's own weights are added."""
+        """Put all weights in order. If W is a residual, the network's own weights are added."""
         base = dict(self.base.items())
         return {name: weights[name] + base[name] if name in base else weights[name] for name in self.sizes()}
 
@@ -250,7 +251,8 @@ class WalshHadamard(Posterior):
     def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Weights from the D distinct numbers of each block, [..., K, D]. If all are materialized, one call makes them."""
+        """Materialize weights from the D distinct numbers of each block, [..., K, D]. If all are materialized, one call makes
+        them."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)
@@ -317,7 +319,8 @@ class WalshHadamard(Posterior):
 
 
 def _forms_all(request: DrawRequest, g: Tensor) -> bool:
-    """Whether a draw materializes all blocks of a size at once. It does on a GPU under autocast, up to size `MAX_SIZE_TO_FORM`."""
+    """Whether a draw materializes all blocks of a size at once. This is the case on a GPU with autocast, for blocks up to size
+    `MAX_SIZE_TO_FORM`."""
     return request.autocast is not None and g.is_cuda and g.shape[-1] <= MAX_SIZE_TO_FORM
 
 

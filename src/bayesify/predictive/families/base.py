@@ -27,7 +27,7 @@ class Family(ABC):
     r"""A family of distributions of one number, and mixtures of S such distributions with equal weights.
 
     Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and possible further axes.
-    The argument `*parameters` holds the tensors that the function `components` of a predictive returns.
+    The argument `*parameters` consists of the tensors that the function `components` of a predictive returns.
     """
 
     discrete: ClassVar[bool] = False
@@ -116,8 +116,8 @@ class Family(ABC):
     def half_spread(self, *parameters: Tensor) -> Tensor:
         r"""$\frac12 \mathbb{E}|Y - Y'| = \int F (1 - F)$ of the mixture, with a relative error of 1e-6: [B, O].
 
-        The Gauss-Legendre rule is applied between the sorted quantiles of all components, so that nodes lie in regions where the
-        distribution function of a component varies.
+        The Gauss-Legendre rule is applied between the sorted quantiles of all components. Its nodes therefore lie in regions
+        where the distribution function of a component varies.
         """
         places = self.places(*parameters)
         total, step = torch.zeros_like(places[0]), self._rows_at_once(places, *parameters)
@@ -133,7 +133,7 @@ class Family(ABC):
             yield left + 0.5 * (1 + node) * width, 0.5 * weight * width
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Sorted quantiles of the components, which divide an integral over the mixture into pieces: [J, B, O]."""
+        """Sorted quantiles of the components: [J, B, O]. They divide an integral over the mixture into pieces."""
         return in_order([self.component_quantile(level, *parameters) for level in self.node_levels()])
 
     def node_levels(self) -> list[float]:

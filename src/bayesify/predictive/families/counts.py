@@ -73,7 +73,7 @@ class CountFamily(Family):
         $\sum_k (F(k) - [k \ge y])^2$ up to a tail probability of 1e-12.
 
         For larger means, the score is $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$. The components' quantiles divide the range of
-        this sum into pieces, and long pieces are integrated instead of summed, with a relative error of 1e-4.
+        this sum into pieces. Long pieces are integrated instead of summed, with a relative error of 1e-4.
         """
         wide, y = tuple(widened(part) for part in parameters), widened(y)
         if not self._few(*wide):
@@ -118,13 +118,15 @@ class CountFamily(Family):
         return upper
 
     def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """For a short piece between `places`, every count with weight 1. For a long piece, the nodes of an integral."""
+        """For a short piece between `places`, the nodes are all counts of the piece, each with weight 1. For a long piece, the
+        nodes are those of a numerical integral."""
         short = width <= len(LEGENDRE_NODES)
         for index, (at, share) in enumerate(super()._nodes(left - 0.5, width)):
             yield torch.where(short, left + index, at), torch.where(short, (index < width).to(width), share)
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Counts at growing distances, starting from 0, and quantiles of gamma distributions with the components' moments."""
+        """Counts from 0 upward with growing gaps, and approximate quantiles of the components, from gamma distributions with the
+        same moments."""
         mean, variance = self.moments(*parameters)
         shape = mean.square() / variance
         near = [  # Wilson & Hilferty 1931
@@ -135,7 +137,7 @@ class CountFamily(Family):
         return in_order([*near, *((last + 1).pow(step / 64).floor() - 1 for step in range(65))])
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Not available, because the mean determines the variance."""
+        """Raise `TypeError`, because the mean determines the variance."""
         raise TypeError(
             "a distribution of counts has no separate variance to scale; calibrate its intervals with bayesify.conformal"
         )

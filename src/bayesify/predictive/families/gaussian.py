@@ -54,7 +54,7 @@ class GaussianFamily(Family):
         return 0.5 * total / mean.shape[0]
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """The variance times the factor."""
+        """The same mean, and the variance times the factor."""
         mean, variance = parameters
         return mean, variance * factor
 

@@ -62,7 +62,7 @@ class HurdleFamily(Family):
 
         Let $\bar\pi$ be the mean probability of 0. Given $Y > 0$, log Y is a mixture of Gaussians with weights
         $(1 - \pi_s) / \sum_t (1 - \pi_t)$. The quantile at a level $q > \bar\pi$ is the exponential of this mixture's quantile at
-        the level $(q - \bar\pi) / (1 - \bar\pi)$, which lies between the quantiles of the components.
+        the level $(q - \bar\pi) / (1 - \bar\pi)$. The mixture's quantile lies between the quantiles of its components.
         """
         location, variance, logit = torch.broadcast_tensors(*(widened(part) for part in parameters))
         std, positive = variance.sqrt(), torch.sigmoid(-logit)
@@ -99,7 +99,7 @@ class HurdleFamily(Family):
         return torch.cat((torch.zeros_like(location[:1]), in_order(above)))
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Not available, because no parameter of a distribution with an atom at 0 scales only the variance."""
+        """Raise `TypeError`, because no parameter of a distribution with an atom at 0 scales only the variance."""
         raise TypeError(
             "a distribution with an atom at 0 has no separate variance to scale; calibrate its intervals with bayesify.conformal"
         )

@@ -16,8 +16,8 @@ class QuantileFunction(Family):
 
     The parameter is one tensor of quantiles $q_1 < \dots < q_K$, [..., K], at fixed levels $l_k$. Between two neighboring
     quantiles the density is constant, $(l_{k+1} - l_k) / (q_{k+1} - q_k)$. Beyond the first and the last quantile the tails are
-    exponential and pass through the two outermost quantiles: $Q(p) = q_1 + b \log(p / l_1)$ for $p < l_1$ with
-    $b = (q_2 - q_1) / \log(l_2 / l_1)$, and likewise above $l_K$.
+    exponential. Each tail passes through the two quantiles nearest to it: $Q(p) = q_1 + b \log(p / l_1)$ for $p < l_1$ with $b =
+    (q_2 - q_1) / \log(l_2 / l_1)$, and likewise above $l_K$.
 
     Args:
         levels: Levels $l_1 < \dots < l_K$, strictly between 0 and 1.
@@ -102,7 +102,7 @@ class QuantileFunction(Family):
         return middle + self.levels[0] * _from_tail(low, left) + (1 - self.levels[-1]) * _from_tail(high, right)
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
-        """See `Family.half_spread`; exact for one component."""
+        """See `Family.half_spread`. The result is exact for one component."""
         (knots,) = parameters
         if len(knots) > 1:
             return super().half_spread(*parameters)
@@ -114,20 +114,20 @@ class QuantileFunction(Family):
         return middle + left * (low - low**2 / 2) + right * (high - high**2 / 2)
 
     def node_levels(self) -> list[float]:
-        """The levels, between which the integrand is a parabola, and additional levels in the tails."""
+        """The given levels, and additional levels in the tails. Between two given levels, the integrand is a parabola."""
         steps = [math.exp(-step) for step in (0.5, 1, 1.5, 2, 3, 4, 5, 7, 9, 12, 16, 20, 25)]
         low, high = self.levels[0], 1 - self.levels[-1]
         return [*(low * step for step in steps), *self.levels, *(1 - high * step for step in steps)]
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """The quantiles, moved away from the mean or toward it."""
+        """Move the quantiles away from the mean or toward it."""
         (knots,) = parameters
         mean = self.moments(knots)[0].unsqueeze(-1)
         return (mean + factor**0.5 * (knots - mean),)
 
 
 def _widths(knots: Tensor) -> Tensor:
-    """Positive distances between the quantiles, which may coincide after clipping."""
+    """Distances between neighboring quantiles. They are made positive, because quantiles may coincide after clipping."""
     return knots.diff(dim=-1).clamp_min(torch.finfo(knots.dtype).tiny)
 
 

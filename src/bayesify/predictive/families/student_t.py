@@ -81,7 +81,7 @@ class StudentTFamily(Family):
         return scale * (signed + 2 * density * (degrees + z.square()) / (degrees - 1))
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """The squared scale times the factor."""
+        """The same location and degrees of freedom, and the squared scale times the factor."""
         location, square, degrees = parameters
         return location, square * factor, degrees
 
@@ -129,7 +129,8 @@ def _near_quantile(q: float, degrees: Tensor) -> Tensor:
 
 
 def _two_degrees(q: float) -> float:
-    """Quantile of the t distribution with two degrees of freedom; with more degrees, the quantile is closer to 0."""
+    """Quantile of the t distribution with two degrees of freedom. If the distribution has more degrees of freedom, its quantile
+    is closer to 0."""
     return (2 * q - 1) / math.sqrt(2 * q * (1 - q))
 
 
