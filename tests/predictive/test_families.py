@@ -45,6 +45,18 @@ def predict(name: str, f: Tensor) -> RegressionPredictive:
     return found
 
 
+@pytest.mark.parametrize("name", [*KINDS, "default quantiles"])
+def test_rounding_takes_no_probability_out_of_0_to_1(name):
+    """A probability of 1 + 1e-7 has no normal score, so that a recalibrated mean would not be a number."""
+    torch.manual_seed(0)
+    likelihood = KINDS.get(name, likelihoods.Quantiles()).float()
+    f = torch.randn(5, 40, likelihood.outputs_per_target)
+    found = likelihood.predictive(Outputs(kept=f))
+    for y in np.linspace(0, 30, 31 if name in COUNTS else 200).tolist():
+        for p in (found.cdf(torch.full((40, 1), y)), found.below(torch.full((40, 1), y))):
+            assert bool(((p >= 0) & (p <= 1)).all()), y
+
+
 class PiecewiseLinear:
     """The distribution of `QuantileFunction`, written out again: pieces with their masses."""
 

@@ -129,7 +129,7 @@ def export_onnx(
     posterior S times and the other weights once. Layers before the first layer with drawn weights run only once, not
     once per draw. For a `Laplace`, the graph runs the network with drawn weights, not the linearized network.
 
-    Before the file is moved to `path`, its outputs are compared with torch's for `x`, for one example, and for `x` plus one example.
+    Before the file is moved to `path`, it is compared with torch for `x`, for one example, and for `x` plus one example.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
     file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S

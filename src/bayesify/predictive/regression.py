@@ -140,12 +140,12 @@ class RegressionPredictive(Predictive):
     @checked
     def cdf(self, y: Tensor) -> Tensor:
         """P(Y <= y) for each output: [B, O]."""
-        return self._rowwise(lambda *given: self.family.cdf(*given).mean(0), y)
+        return self._rowwise(lambda *given: self.family.cdf(*given).mean(0).clamp(0, 1), y)
 
     @checked
     def below(self, y: Tensor) -> Tensor:
         """P(Y < y) for each output, which is smaller than `cdf` at an atom: [B, O]."""
-        return self._rowwise(lambda *given: self.family.below(*given).mean(0), y)
+        return self._rowwise(lambda *given: self.family.below(*given).mean(0).clamp(0, 1), y)
 
     @checked
     def centrality(self, y: Tensor) -> Tensor:
