@@ -88,8 +88,9 @@ def batch_bald(
     The chain rule gives the information that example n adds to the chosen examples, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] -
     \tfrac1S \sum_s H[p_s(y_n)]$. Given hypothetical labels of the chosen examples, draw s has the weight $p(s | y_{1:q})$, and
     $p(y_n | y_{1:q})$ is the mixture with these weights. All $C^q$ configurations of labels are enumerated if there are at most
-    `num_configurations`. Otherwise `num_configurations` of them are sampled, equally many from each draw. If each draw is
-    certain of a chosen example's label, a copy of the example adds nothing, whereas `bald` scores the copy as high as the original.
+    `num_configurations`. Otherwise `num_configurations` of them are sampled, equally many from each draw. Suppose that each draw
+    is certain of a chosen example's label. A copy of this example then adds no information, although `bald` gives the copy the
+    same score as the original.
 
     Args:
         draws: S functions that return logits of C classes.
@@ -102,8 +103,8 @@ def batch_bald(
         memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        Indices of the chosen examples in the order of their choice, [q], and the mutual information between their labels and the
-        weights after each choice, in nats, [q].
+        Two tensors [q]: the indices of the chosen examples, in the order of their choice, and the mutual information in nats
+        between the weights and the labels of the examples chosen so far, after each choice.
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.
@@ -168,7 +169,8 @@ def _greedy(
 
 
 def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """Log-probabilities log p_s, [M, S], of label configurations sampled from the mixture; `log_probs` is [S, k, C]."""
+    """Sample label configurations from the mixture of draws, and return the log-probability of each configuration for each draw,
+    [M, S]; `log_probs` is [S, k, C]."""
     num_draws, chosen, _ = log_probs.shape
     each = -(-count // num_draws)
     home = log_probs.device if generator is None else generator.device

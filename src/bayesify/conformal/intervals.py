@@ -159,15 +159,15 @@ def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor,
 class CrossIntervals:
     r"""CV+ intervals from models that were each trained without one fold of the data (Barber et al. 2021).
 
-    Model k, trained without fold k, scores the rows i of that fold, $s_i = |y_i - \mu_{-k}(x_i)| / \sigma_{-k}(x_i)$ (see
-    `Intervals` for the scores). Let $\alpha = 1 - \text{level}$. For a new x, the lower end of the interval is the
-    $\lfloor (n + 1) \alpha \rfloor$-th smallest of all $\mu_{-k(i)}(x) - s_i \sigma_{-k(i)}(x)$. The upper end is the
-    $\lceil (n + 1) (1 - \alpha) \rceil$-th smallest of all $\mu_{-k(i)}(x) + s_i \sigma_{-k(i)}(x)$. With one row in each fold this
-    is the jackknife+.
+    Model k was trained without fold k. It gives each row i of that fold the score $s_i = |y_i - \mu_{-k}(x_i)| /
+    \sigma_{-k}(x_i)$ (see `Intervals` for other scores). Let $\alpha = 1 - \text{level}$. For a new x, the lower end of the
+    interval is the $\lfloor (n + 1) \alpha \rfloor$-th smallest of all $\mu_{-k(i)}(x) - s_i \sigma_{-k(i)}(x)$. The upper end is
+    the $\lceil (n + 1) (1 - \alpha) \rceil$-th smallest of all $\mu_{-k(i)}(x) + s_i \sigma_{-k(i)}(x)$. With one row in each
+    fold this is the jackknife+.
 
-    **Guarantee.** For n exchangeable rows in K folds of equal size, and for any models, the interval contains a new target with a
-    probability of at least $1 - 2 \alpha - \min\bigl(\frac{2 (1 - 1/K)}{n/K + 1}, \frac{1 - K/n}{K + 1}\bigr)$ (their theorem 4).
-    For the jackknife+ the bound is $1 - 2\alpha$. In practice the coverage is close to the level.
+    **Guarantee.** Assume n exchangeable rows in K folds of equal size, and any models. Then the interval contains a new target
+    with a probability of at least $1 - 2 \alpha - \min\bigl(\frac{2 (1 - 1/K)}{n/K + 1}, \frac{1 - K/n}{K + 1}\bigr)$ (theorem 4
+    of the paper). For the jackknife+ the bound is $1 - 2\alpha$. In practice the coverage is close to the level.
 
     Args:
         score: Score of a row: `"absolute"`, `"scaled"` or `"quantiles"`; see `Intervals`.

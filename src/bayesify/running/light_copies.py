@@ -342,12 +342,12 @@ class Record:
 
 
 class FreeCopies:
-    """Light copies of one network that no pass is using, for single passes in the network's own mode.
+    """Light copies of one network that no pass is using. Single passes in the network's own mode reuse them.
 
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
-    written back. Checking both conditions costs less than making another copy. Other code may still hold a module of the copy,
-    for example as a dictionary key. Even then a reuse is correct, because with a plain network the key would also be the same in
-    every call. Each prediction gets a new copy and keeps nothing of its passes.
+    written back. Checking both conditions costs less than making another copy. Other code may still refer to a module of the
+    copy, for example as a dictionary key. Even then a reuse is correct, because with a plain network the key would also be the
+    same in every call. Each prediction uses a new copy. Nothing that its passes store in this copy is written back.
     """
 
     def __init__(self) -> None:
@@ -356,7 +356,7 @@ class FreeCopies:
         self.known = KnownModules()
 
     def take(self, network: nn.Module, owners: Collection[str] | None) -> LightCopy:
-        """A free or new copy, for passes without hooks; see `LightCopy`."""
+        """Take a free copy, or make a new one, for passes without hooks; see `LightCopy`."""
         free = self._free.setdefault(owners is None, [])
         while free:
             try:

@@ -237,8 +237,8 @@ def data_fingerprint(loader: Any) -> list[str]:
     """A short hash of each of a few rows of the data behind a loader.
 
     Rows are entries of a dataset or of a list of batches. If the data cannot be indexed, the first batch is the only
-    row. The global generators and the loader's generators are restored. The fingerprint is empty if two readings
-    differ, for example because random transforms have their own generators.
+    row. The global generators and the loader's generators are restored. The fingerprint is empty if the rows differ when they are
+    read twice, for example because random transforms have their own generators.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
     indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")

@@ -264,8 +264,8 @@ def new_rows_ratio(
 def restart(
     bnn: BayesianNetwork, powers: Mapping[str, int], *, keep_function: bool = True, narrowing: float = 1.0
 ) -> bool:
-    """Restart the posteriors in place, with weights in units of $10^k$ and smaller standard deviations. For the prior and
-    the optimizer, the targets then have size 1. See `Start` for the arguments.
+    """Restart the posteriors in place, with weights in units of $10^k$ and smaller standard deviations. The prior and the
+    optimizer then see targets of size 1. See `Start` for the arguments.
 
     Posteriors restart, and the result is true, only if they have not changed since `bayesianize` or the last restart.
     """
@@ -283,7 +283,7 @@ def restart(
 
 
 def _built(bnn: BayesianNetwork, start: Start) -> list[Posterior]:
-    """The posteriors at their start, built with the same random numbers that `bayesianize` used."""
+    """Build the initial posteriors again, with the same random numbers that `bayesianize` used."""
     kept = start.powers if start.keep_function else {}
     values = {
         name: value.float() if value.dtype == torch.bfloat16 else value for name, value in bnn.given_weights.items()

@@ -80,8 +80,8 @@ def strides_of(layout: NetworkLayout | None, name: str, shape: torch.Size) -> tu
 class PlacedWeights(MutableMapping[str, Tensor]):
     """Weights [S, *shape] by name, with the network's own types and layouts.
 
-    Creating a tensor costs about 1 µs on the host, and a large network needs hundreds per draw, so tensors are created lazily. A
-    pass that needs one draw gets tensors without the axis of draws directly.
+    Creating a tensor costs about 1 µs on the host, and a large network needs hundreds of tensors per draw. Tensors are therefore
+    created lazily. A pass that needs one draw gets tensors without the axis of draws directly.
 
     Args:
         names: Names of the weights.

@@ -222,8 +222,8 @@ class LocalGaussian(LocalWeight):
 
     For independent $W_{ij} \sim \mathcal{N}(m_{ij}, s_{ij}^2)$, the output $y = W x + b$ of one example is Gaussian
     with independent entries $\mathcal{N}(m x + m_b, s^2 x^2 + s_b^2)$. Drawing $y$ instead of $W$ reduces the
-    gradient's variance (Kingma et al. 2015, eq. 6). Each example keeps its marginal, but the joint distribution over
-    examples is lost, so only the training objective uses this weight.
+    gradient's variance (Kingma et al. 2015, eq. 6). The output of each example keeps its marginal distribution, but the joint
+    distribution over examples is lost. Only the training objective therefore uses this weight.
 
     The rule needs a linear map that sees each example once: inputs [B, d_in] in one call. Layers with positions (sequences,
     convolutions), layers whose rows are not the batch's examples, and all other functions get one plain draw of the weight. A

@@ -428,7 +428,8 @@ class Posteriors(nn.ModuleList):
             part.bind_buffers(buffers, list(self))
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
-        """Per-draw buffers of all posteriors together, one dict per draw, or `None`."""
+        """The buffers of all posteriors for each draw, merged into one dict per draw; `None` if no posterior has its own
+        buffers."""
         owned = [found for part in self if (found := part.buffers_for(request)) is not None]
         return [dict(ChainMap(*each)) for each in zip(*owned, strict=True)] or None
 

@@ -210,12 +210,13 @@ class Convolution(LinearMap):
         return self._arrange(geometry, *found)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrices, with kernel positions in the order of the layer's columns."""
+        """Put the kernel positions of both matrices into the order of the layer's columns."""
         return gram, cross
 
 
 class TransposedConvolution(Convolution):
-    """A transposed convolution. It is a convolution of the flipped kernel with the map, with zeros between the map's entries."""
+    """A transposed convolution. It convolves the flipped kernel with the map after zeros are inserted between the map's
+    entries."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """The map with zeros between and around its entries."""
@@ -247,7 +248,7 @@ class TransposedConvolution(Convolution):
         return kernel.flip(-1)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """The matrices, with kernel positions in reverse order."""
+        """Reverse the order of the kernel positions in both matrices."""
         positions = math.prod(geometry.kernel)
         order = torch.arange(gram.shape[-1], device=gram.device)
         columns = gram.shape[-1] - self.has_bias

@@ -149,8 +149,8 @@ def draw_by_kernels(
 ) -> MutableMapping[str, Tensor]:
     """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
-    A block holds all layers with the same size of U, in groups of equal-sized layers. `given` is as in
-    `conditional_draws`, with no noise except $E_2$. With `low`, products with matrices of W's size use bfloat16.
+    A block contains all layers with the same size of U, in groups of equal-sized layers. `given` is as in `conditional_draws`,
+    with no noise except $E_2$. With `low`, products with matrices of W's size use bfloat16.
     """
     groups = [group for block in blocks for group in block]
     names = [weight.name for group in groups for layer in group for weight in layer.weights]
