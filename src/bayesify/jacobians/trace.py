@@ -79,8 +79,8 @@ class Trace:
             self.layers.pulls = False
 
     def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
-        """Propagate one vector [B, ...] back to the layers' outputs. The same backward pass also differentiates with
-        respect to whole weights."""
+        """Propagate one vector [B, ...] back to the layers' outputs. The same backward pass also computes the gradients with
+        respect to `weights`."""
         taps = self.taps
         grads: Sequence[Tensor | None] = [None] * (len(taps) + len(weights))
         if self.outputs.requires_grad:

@@ -58,8 +58,8 @@ class Matrix:
     """One matrix `[W b]` in the layout that kernels read (columns in memory order), together with its noise $[E_3 E]$.
     $E_3$ has `thin` columns.
 
-    The position of the noise in the stream is its first number, and the distances between draws and between rows, all
-    multiples of four.
+    Three integers locate the noise in the stream: the index of its first number, the distance between draws, and the distance
+    between rows. All three are multiples of four.
     """
 
     outputs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]  # sizes and strides of W, and of b, in the network

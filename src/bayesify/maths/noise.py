@@ -76,7 +76,7 @@ class NoiseSource:
 
 
 class SeededNoise(NoiseSource):
-    """Source whose normal numbers come from a seed, [1], that was drawn earlier."""
+    """Source of standard normal numbers that are computed from a seed drawn earlier, [1]."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__(None)

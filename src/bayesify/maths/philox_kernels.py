@@ -136,7 +136,7 @@ def draw_kernel(
     owners, table, precisions, base, seed, out, parts, num_draws,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Draws of many diagonal Gaussians, one tile per program; see `fused_draws.Plan` for the table."""
+    """Draws of many diagonal Gaussians, one tile per program. `fused_draws.Plan` describes the argument `table`."""
     owner, row, size, start, tile, stride = _owner(owners, table)
     key = tl.load(seed)
     half = 0.5 * tl.load(precisions + owner)

@@ -470,7 +470,7 @@ def _normalize(
 ) -> Moments:
     """Units that are normalized over the last two axes of a shape [..., C, P], then scaled and shifted.
 
-    `share` is the share of the units' variance that counts as noise of the normalized units.
+    The fraction `share` of the units' variance counts as noise after normalization.
     """
     variance = value.variance.reshape(shape)
     z, spread, scale = _normalized(value.mean.reshape(shape), variance, eps)

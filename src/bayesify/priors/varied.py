@@ -17,7 +17,7 @@ class Varied(Prior):
     r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$. The scales are in a buffer, because the models of a stack may have different scales.
 
     Shapes:
-        scales: [U], the distinct scales. Weights with equal scales in every model share one entry.
+        scales: [U], the distinct scales. Two weights share one entry if their scales are equal in every model.
     """
 
     name = "varied"

@@ -37,7 +37,7 @@ class Preparation(Plain):
         high: Upper limit of each number, [D].
         marked: Indices of numbers with a further input that marks missing cells.
         full: Indices of categories without empty cells in the training rows.
-        levels: For each category, the codes that have their own input.
+        levels: For each categorical column, the codes of the levels that have their own network input.
         kept: Whether each input varies over the training rows.
         means: For each category, the means of its levels and of empty cells, [levels + 1, K]; empty for a category with few levels.
     """

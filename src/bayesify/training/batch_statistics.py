@@ -84,7 +84,8 @@ def keep_draws(
 def num_examples_within(trained: int) -> int:
     """Number of examples with which the statistics of 32 draws cost about a tenth of training on `trained` examples.
 
-    A training step costs three forward passes, so it is 0.3 / 32 of `trained`, between `MIN_EXAMPLES` and `MAX_EXAMPLES`.
+    A training step costs about three forward passes, so the number is about 0.3 / 32 of `trained`. It is at least `MIN_EXAMPLES`
+    and at most `MAX_EXAMPLES`.
     """
     return min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
 

@@ -308,7 +308,8 @@ class Step:
             self._captured.begin()
 
     def end(self) -> str:
-        """End the run and restore the optimizer's form. Return the reason why steps were not captured, or an empty string."""
+        """End the run and undo the changes that capturing made to the optimizer. Return the reason why steps were not captured,
+        or an empty string."""
         if self._graph_optimizer is not None:
             self._graph_optimizer.end()
         return (

@@ -111,7 +111,7 @@ class Trace:
         self._every, self._steps, self._examples = (int(value) for value in state["present"])
         self._before, self._rest = (None if state[key] is None else tensor(state[key]) for key in ("before", "rest"))
         if len({window.shape for window, _ in self.windows}) > 1 or self._every < 1:
-            raise ValueError("the stored windows of the objective do not fit together")
+            raise ValueError("the stored values of the objective have different shapes, so the checkpoint is damaged")
 
 
 class Watch:

@@ -36,7 +36,8 @@ class DrawRequest:
             cancels errors that are odd in the noise.
         local: Whether noise may differ between examples. It is true only inside the training objective.
         runner: The network, for posteriors that must run it to draw.
-        weights: The draws of the network's other posteriors, for posteriors that run the network.
+        weights: Weights that the network's other posteriors drew. Only a posterior that runs the network to make its own draws
+            needs them.
         num_data: Number of examples N in the dataset, if the draw is for a bound over the dataset.
         networks: Dict whose keys are numbers of ensemble networks. Each value is the index of the network that each draw uses,
             [S]. The first ensemble that draws fills it.
