@@ -115,8 +115,8 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
 
 
 def _repeated_rows(kept: DataFrame | None, frame: DataFrame, name: str) -> list[str]:
-    """A warning if the folder already stores most rows of the table, for example because the same file is given twice; otherwise
-    an empty text."""
+    """A warning if the folder already stores most rows of the table, for example because the same file is given twice;
+    otherwise an empty list."""
     if kept is None or not len(frame):
         return []
     import pandas
