@@ -37,7 +37,7 @@ def test_kl_alone_takes_a_linear_network_to_the_prior() -> None:
 @pytest.mark.parametrize("problem", list(toy.PROBLEMS))
 def test_uncertain_away_from_the_data(problem: str) -> None:
     """One seed; all five are in the slow test below."""
-    scores, _ = toy.PROBLEMS[problem]("fsvi", 0, 70)
+    scores, _ = toy.PROBLEMS[problem]("fsvi", 0, toy.Schedule(epochs=70))
     assert scores["ratio"] >= toy.MIN_FAR_RATIO
 
 
