@@ -45,7 +45,9 @@ def test_uncertain_away_from_the_data(problem: str) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("problem", list(toy.PROBLEMS))
 def test_uncertain_away_from_the_data_for_five_seeds_of_five(problem: str) -> None:
-    found = {method: [toy.PROBLEMS[problem](method, seed)[0] for seed in range(5)] for method in toy.METHODS}
+    found = {
+        method: [toy.PROBLEMS[problem](method, seed, toy.Schedule())[0] for seed in range(5)] for method in toy.METHODS
+    }
     assert min(scores["ratio"] for scores in found["fsvi"]) >= toy.MIN_FAR_RATIO
     if problem == "snelson":
         assert (
