@@ -145,8 +145,9 @@ class Draws:
     def _rows_within(
         self, runner: Runner, args: Args, kwargs: Kwargs, budget: int, output: str | int | None
     ) -> tuple[int, RowCost, Tensor | None]:
-        """The number of examples whose activations fit into a memory budget, the cost of one example and, if this call
-        measured the cost, the output of the first few examples. Draws that run together share the budget.
+        """Three results: the number of examples whose activations fit into a memory budget; the cost of one example; and the
+        output of the first few examples, or `None` if this call did not measure the cost. Draws that run together share the
+        budget.
 
         The cost of an example is measured once for each network and each kind of inputs, by running one draw on a few examples.
         The cost is also measured again in each call that must split the batch.

@@ -41,7 +41,7 @@ class Method:
         aliases: Other names of the method in papers.
         slow: Whether a step is slow. A slow method takes fewer steps by default.
         extra: The module of an optional dependency, if the method needs one.
-        is_point: Whether most or all weights are point estimates. Training then already searches for the maximum a
+        is_point: Whether most or all weights are point estimates. In this case, training itself is a search for the maximum a
             posteriori. A separate search before training would make the members of an ensemble alike.
         is_chain: Whether the method is a Markov chain. Its steps are draws, and it is too slow to run several times.
         starts_at_point: Whether `fit` first calls `training.task.train_point`.
@@ -76,14 +76,15 @@ class Method:
 
     @property
     def used_as(self) -> str:
-        """The expression to call in code, as an attribute of `bayesify`."""
+        """The attribute of `bayesify` that a user calls in code, as text."""
         if self.posterior is not None:
             return "bayesianize"
         return CALLED_AS.get(self.name, f"methods.get_method({self.name!r}).fit")
 
     @property
     def learns_noise(self) -> bool:
-        """Whether the method can learn the noise. For a point estimate it would shrink to the training residuals."""
+        """Whether the method can learn the noise. With a point estimate, the learned noise would shrink to the training
+        residuals."""
         return self.fit is None and not self.is_point
 
     @property

@@ -56,11 +56,11 @@ class Road:
 
     On a CPU each posterior draws directly. On a GPU, a posterior whose draws can be captured draws through CUDA graphs.
     The runner decides everything about the network's own modules: whether they are copied, whether draws use `vmap` or
-    a loop, and how many rows fit into a memory budget. The network makes a new road if its module or a posterior is
-    replaced, or if the type of the device changes. Copies and pickles of a network have no road at first.
+    a loop, and how many rows fit into a memory budget. The network makes a new `Road` if its module or a posterior is replaced,
+    or if the type of the device changes. A copied or unpickled network has no `Road` at first.
 
-    `ways` are the drawing functions of the posteriors, of which those that run the network come last. `has_buffers` says
-    whether draws may have buffers of their own, and `num_draws` is the default of a prediction.
+    `ways` contains one drawing function per posterior. The functions of posteriors that run the network come last. `has_buffers`
+    says whether draws may have their own buffers. `num_draws` is the default number of draws in a prediction.
     """
 
     # Slots hide the modules from copies.
@@ -81,7 +81,7 @@ class Road:
         return partial(self.captured.draw, part)
 
     def leads_through(self, bnn: BayesianNetwork[Any]) -> bool:
-        """Whether the road was chosen for the network's present module, posteriors and device."""
+        """Whether this `Road` was made for the network's current module, posteriors and device."""
         here = self.runner.network is bnn.network and list(bnn.posteriors) == self._parts
         return here and self.device == first_parameter(bnn.posteriors).device.type
 
@@ -113,7 +113,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         batch_statistics: See `bayesianize`.
 
     Attributes:
-        network: The copy of `net`. The slots of the weights that the posterior draws are empty.
+        network: The copy of `net`. It has no values for the weights that the posterior draws.
         posteriors: The bound posteriors, one per selector.
         likelihood: A copy of the given likelihood, on the network's device.
         prior: The bound prior.
@@ -208,7 +208,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @property
     def posterior(self) -> Posterior:
-        """The posterior, if a single one spans all selected weights.
+        """The only posterior, which spans all selected weights.
 
         Raises:
             ValueError: If there are several posteriors. Use `posteriors` instead.
@@ -517,7 +517,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return Draws(drawn.runner, drawn.weights, drawn.kl, kept.buffers(count))
 
     def _valid_statistics(self) -> KeptStatistics | None:
-        """The kept statistics, or `None` if the network, a posterior or the prior has changed since they were stored."""
+        """The statistics that `keep_draws` stored, or `None` if the network, a posterior or the prior has changed since then."""
         kept = self.kept_statistics
         return kept if kept is not None and kept.hold(self.network, self.posteriors, self.prior) else None
 
@@ -528,7 +528,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @torch.no_grad()
     def mean_network(self) -> nn.Module:
-        """A plain network at the posterior mean: a copy of the original with E_q[w] in its slots."""
+        """A plain network at the posterior mean: a copy of the original network with the weights E_q[w]."""
         plain = copy.deepcopy(self.network)
         with full_precision(self._decided().device):
             means = {name: mean[0] for name, mean in self.layout.cast(self.posteriors.means(self.layout)).items()}
@@ -587,7 +587,8 @@ def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
     """Set, in place, the posteriors' units and the dropout rates. `fit` found them before its first step and saved them in
     `state`.
 
-    A weight of the network is the posterior's weight times its unit $10^k$. `unit_powers` holds the k of each weight.
+    Each weight has a unit $10^k$: the network's weight is the posterior's weight times this unit. `unit_powers` holds the k of
+    each weight.
     """
     if "unit_powers" in state:
         powers = state["unit_powers"].to(first_parameter(bnn.posteriors).device)

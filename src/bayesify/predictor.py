@@ -130,7 +130,8 @@ class Drawable(Predictor):
         return self.draw(num_draws or self.num_distinct_draws or DEFAULT_NUM_DRAWS, generator=generator)
 
     def _kept_draws(self, num_draws: int | None) -> Draws | None:
-        """The first `num_draws` draws that are kept for predictions, or all of them by default; `None` if fewer are kept."""
+        """The first `num_draws` of the draws that are stored for predictions; by default, all of them. The result is `None` if
+        fewer draws are stored."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Scores of single examples, and the choice of batches, by how informative their labels would be."""
+"""Scores that say how informative an example's label would be, and the choice of the most informative batch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def bald(predictive: ClassificationPredictive) -> Tensor:
 
     $$ I(y; w) = H\Big[\tfrac1S \sum_s p_s\Big] - \tfrac1S \sum_s H[p_s] $$   (Houlsby et al. 2011, eq. 2)
 
-    The scores of several labels of an example (binary outputs, positions) are added, as if the labels were independent.
+    If an example has several labels (binary outputs, positions), their scores are added, as if the labels were independent.
     """
     return _per_example(predictive.mutual_information)
 
 
 @checked
 def epistemic(predictive: RegressionPredictive) -> Tensor:
-    """Variance over draws of the predicted mean, summed over outputs: [B]. Noise is excluded, because no label can reduce it."""
+    """Variance of the predicted mean over the draws, summed over outputs: [B]. Noise is excluded, because no label can reduce
+    it."""
     return _per_example(predictive.epistemic)
 
 
@@ -103,8 +104,8 @@ def batch_bald(
         memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        Two tensors [q]: the indices of the chosen examples, in the order of their choice, and the mutual information in nats
-        between the weights and the labels of the examples chosen so far, after each choice.
+        The indices of the chosen examples in the order of their choice, and, for each choice, the mutual information in nats
+        between the weights and the labels of the examples chosen up to then. Each is a tensor [q].
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.
@@ -169,8 +170,8 @@ def _greedy(
 
 
 def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """Sample label configurations from the mixture of draws, and return the log-probability of each configuration for each draw,
-    [M, S]; `log_probs` is [S, k, C]."""
+    """Sample M label configurations from the mixture of draws, and return the log-probability of each configuration given each
+    draw: [M, S]. `log_probs` is [S, k, C]."""
     num_draws, chosen, _ = log_probs.shape
     each = -(-count // num_draws)
     home = log_probs.device if generator is None else generator.device
@@ -184,7 +185,8 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Entropy of each example's label given a configuration, averaged over configurations with weights [M, S]: [N]."""
+    """Mean over M label configurations of the entropy of each example's label: [N]. Given a configuration, draw s has the weight
+    `weights[m, s]`; `shares` [M] are the weights of the configurations in the mean."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

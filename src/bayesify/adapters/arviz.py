@@ -81,6 +81,7 @@ def to_inference_data(
 
 
 def _together(chains: Sequence[Mapping[str, Tensor]]) -> dict[str, np.ndarray]:
-    """Each variable as [chain, draw, ...]; bfloat16 becomes float32, because numpy has no bfloat16."""
+    """Stack each variable over the chains: [chain, draw, ...]. A bfloat16 variable becomes float32, because numpy has no
+    bfloat16."""
     joined = {name: torch.stack([chain[name] for chain in chains]).detach().cpu() for name in chains[0]}
     return {name: (value.float() if value.dtype == torch.bfloat16 else value).numpy() for name, value in joined.items()}

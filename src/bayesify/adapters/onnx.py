@@ -129,7 +129,7 @@ def export_onnx(
     posterior S times and the other weights once. Layers before the first layer with drawn weights run only once, not
     once per draw. For a `Laplace`, the graph runs the network with drawn weights, not the linearized network.
 
-    Before the file is moved to `path`, it is compared with torch for `x`, for one example, and for `x` plus one example.
+    Before the file is moved to `path`, it is compared with torch on three batches: `x`, one example, and `x` plus one example.
 
     With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
     file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
@@ -146,8 +146,8 @@ def export_onnx(
         generator: Source of randomness.
         tolerance: Largest accepted difference from torch's outputs, each divided by 1 + the absolute value of torch's output.
         sample: Whether the file makes its own draws. If true or `"seed"`, the draws come from an input `seed`, a 64-bit integer.
-            If `"noise"`, from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork` on the
-            CPU with mean-field, k-tied, matrix normal, inducing weights, Walsh-Hadamard, full covariance or dropout posteriors.
+            If `"noise"`, they come from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork`
+            on the CPU with mean-field, k-tied, matrix normal, inducing, Walsh-Hadamard, full covariance or dropout posteriors.
         int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
             The comparison with torch precedes the rounding to integers, so check the scores of the file on your own data.
 
@@ -309,7 +309,8 @@ class _Trial:
     def difference(
         self, expectations: Iterable[tuple[Tensor, ...]], path: Path, taken: Mapping[str, np.ndarray] | None = None
     ) -> float:
-        """Largest difference between the file's outputs and torch's over all batches; `taken` are further inputs of the file."""
+        """Largest difference between the file's outputs and torch's outputs over all batches. `taken` contains the file's other
+        inputs, such as the noise."""
         runtime = package("onnxruntime")
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         largest = 0.0

@@ -41,8 +41,9 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 
 class GivenNoise(NoiseSource):
-    """Noise from given standard normal numbers, [K], in order; the normal distribution function turns them into uniform
-    numbers. Without numbers, it counts how many a draw needs."""
+    """A noise source that hands out given standard normal numbers in order. For uniform noise, the normal distribution function
+    maps them to numbers between 0 and 1. Shape of the given numbers: [K]. If no numbers are given, the source only counts how
+    many numbers a draw needs."""
 
     def __init__(self, values: Tensor | None) -> None:
         super().__init__(None)
@@ -61,11 +62,11 @@ class GivenNoise(NoiseSource):
         return values
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
-        """Raises `ValueError`, because ONNX has no such operator."""
+        """Raises `ValueError`, because ONNX has no operator for random permutations."""
         raise ValueError("export_onnx: an ONNX file cannot choose a random member for a draw; use sample=False")
 
     def gamma(self, shape: Tensor) -> Tensor:
-        """Raises `ValueError`, because ONNX has no such operator."""
+        """Raises `ValueError`, because ONNX has no operator for gamma-distributed numbers."""
         raise ValueError("export_onnx: the prior draws random scales, for which ONNX has no operator; use sample=False")
 
 
@@ -199,9 +200,9 @@ def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
     r"""The standard normal numbers that an exported file computes for one of its draws, [count].
 
     Let n = ceil(count / 2). Each counter i below n is hashed to 32 bits with two keys, which depend on the seed and the draw. Let
-    a and b be the lower and upper 16 bits. Then $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and
-    $\theta = 2 \pi (b + 1/2) / 2^{16}$ give $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958).
-    No number exceeds 4.85 in absolute value. The seed is any 64-bit integer, and `draw` is the draw's index in the file.
+    a and b be the lower and upper 16 bits of the hash. Then $r = \sqrt{-2 \log((a + 1/2) / 2^{16})}$ and $\theta = 2 \pi (b +
+    1/2) / 2^{16}$ give $r \cos \theta$ (number i) and $r \sin \theta$ (number n + i; Box & Muller 1958). No number exceeds 4.85
+    in absolute value. The seed is any 64-bit integer, and `draw` is the draw's index in the file.
     """
     pair = (count + 1) // 2
     with np.errstate(over="ignore"):
@@ -216,8 +217,8 @@ def normals(seed: int, draw: int, count: int) -> npt.NDArray[np.float32]:
 
 
 def _mixed(bits: npt.NDArray[np.uint32], key: npt.NDArray[np.uint32] | np.uint32) -> npt.NDArray[np.uint32]:
-    """Hash of 32-bit integers, which for each key is a permutation. The multipliers are those of C. Wellons's
-    lowbias32."""
+    """Hash of 32-bit integers. For each key, it maps different integers to different hashes. The multipliers are those of C.
+    Wellons's lowbias32."""
     bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(_HASH_MULTIPLIERS[0]) + key
     bits = (bits ^ (bits >> np.uint32(15))) * np.uint32(_HASH_MULTIPLIERS[1])
     return bits ^ (bits >> np.uint32(16))
@@ -309,7 +310,7 @@ class _Builder:
         return name
 
     def copy(self, nodes: Iterable[Any], inside: set[str], prefix: str, renamed: Mapping[str, str]) -> None:
-        """Copy nodes, with new names for the values in `inside`."""
+        """Copy nodes. The names of values in `inside` get the prefix, and the names in `renamed` are replaced."""
 
         def name(old: str) -> str:
             return renamed.get(old, prefix + old if old in inside else old)

@@ -149,7 +149,7 @@ class BayesianTrainer(_Trainer):
         return found
 
     def _set_signature_columns_if_needed(self) -> None:
-        """Keep the columns that are inputs of the network."""
+        """Keep only those columns of a dataset that are labels or inputs of the network."""
         if self._signature_columns is None:
             network: Any = self.bnn.network
             base = network.get_base_model() if hasattr(network, "get_base_model") else network

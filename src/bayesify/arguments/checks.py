@@ -143,9 +143,10 @@ def checked(thing: T) -> T:
     """Decorator that compares the arguments of a function, or of a class's `__init__`, with their annotations.
 
     It checks the types `bool`, `int`, `float`, `str`, `Literal`, tensors, generators, functions, paths, classes, and sequences
-    and mappings with their entries. A `bool` must not be a number. An `int` must work with `operator.index` and must not be a
-    flag or a tensor. A `float` must be a real number in the range of float32. Other annotations (`Any`, type variables,
-    protocols) accept everything. Inside a compiled function nothing is checked.
+    and mappings with their entries. For the annotation `bool`, numbers such as 0 and 1 are refused. For the annotation `int`, a
+    value must work with `operator.index`; booleans and tensors are refused. For the annotation `float`, a value must be a real
+    number in the range of float32. Other annotations (`Any`, type variables, protocols) accept everything. Inside a function
+    compiled by `torch.compile`, nothing is checked.
     """
     if isinstance(thing, type):
         if "__init__" in vars(thing):

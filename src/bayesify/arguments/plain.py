@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Plain:
-    """Base of dataclasses whose fields are plain data, arrays, other `Plain` dataclasses, or tuples of any of the three."""
+    """Base of dataclasses whose fields are plain data, arrays, other `Plain` dataclasses, or tuples of these."""
 
     def config(self) -> dict[str, Any]:
         """All fields as plain data."""

@@ -62,13 +62,13 @@ class IVON(NaturalGradient):
         momentum: Decay $\beta_1$ of the gradient's moving average.
         decay: Decay $\beta_2$ of the curvature's moving average. The standard deviations follow the curvature of the last
             $1 / (1 - \beta_2)$ steps. To start from a trained network, use 1 - 3 / steps, where steps is the number of steps of
-            the run. The average then covers a third of the run. With this decay, the standard deviation of a weight without
-            curvature grows by a factor of 4.5.
+            the run. The average then covers a third of the run. With this decay, the standard deviation of a weight that does not
+            affect the loss grows by a factor of 4.5 over the run.
         init_curvature: Initial h, the same for all weights. By default the posterior's initial standard deviations are kept.
             They are a tenth of the weights' absolute values, which suits a trained network.
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; by default there is no bound.
         num_draws: Number of draws of the weights per step.
-        kl_weight: Factor on the KL. The steps use N divided by this factor.
+        kl_weight: Factor on the KL. The steps replace N by N divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:

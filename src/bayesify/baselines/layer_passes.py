@@ -27,8 +27,8 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 class LayerPass:
     """A forward pass with one draw, which keeps the inputs of the layers, and the backward pass that follows.
 
-    `rules` belong to the layers whose inputs are kept, by module name. `weights` have no axis of draws; they become leaves of the
-    autograd graph, to which `outputs`, [B, ...], are connected.
+    `rules` maps the names of the layers whose inputs are stored to their rules. `weights` has no axis of draws. Its tensors
+    become leaves of an autograd graph that ends in `outputs`, [B, ...].
     """
 
     at_outputs: Tensor  # gradient of the loss at the outputs; set by `pull`
@@ -54,8 +54,8 @@ class LayerPass:
         self.outputs = self._trace.outputs
 
     def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
-        """Gradients of a loss with respect to the weights and other tensors. This also stores the gradients at the layers and
-        outputs.
+        """Gradients of a loss with respect to the weights and other tensors. This also stores the gradients at the outputs of the
+        layers and of the network.
 
         The loss is a weighted sum over examples, with weights [B]. A stored gradient contains the square root of its example's
         weight, so that the squared gradient contains the weight itself.
@@ -97,7 +97,8 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
 def general_squares(
     runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
 ) -> dict[str, Tensor]:
-    """Squared gradients, summed over examples, of weights without a rule. Examples run one by one; call `LayerPass.pull` first."""
+    """Squared gradients of the weights that have no rule, summed over examples. Examples run one by one; call `LayerPass.pull`
+    first."""
     fixed = {
         alias: value.detach()
         for name, value in seen.weights.items()

@@ -211,7 +211,7 @@ class Microcanonical:
 
     @property
     def energy_error(self) -> Tensor:
-        """Root mean square energy error of a trajectory since the warm-up, in nats, [C]; without `adjust`, of a step."""
+        """Root mean square energy error per trajectory (per step without `adjust`) since the warm-up, in nats: [C]."""
         return (self.sums[1] / self.sums[0].clamp_min(1)).sqrt()
 
     @property

@@ -266,7 +266,8 @@ class LayerwiseTrainer(NaturalGradient):
         return total
 
     def _run(self, weights: Mapping[str, Tensor], batch: Batch) -> tuple[LayerPass, Tensor, int]:
-        """Run a pass with one draw; return it, the negative log-likelihood summed over examples, and the number of examples."""
+        """Run the network with one draw. Returns the forward pass, the negative log-likelihood summed over examples, and the
+        number of examples."""
         inputs = checked_inputs(batch.x)
         with explain_shape_errors(*inputs):
             seen = LayerPass(self._runner, weights, self.rules(), inputs, self.bnn.output)

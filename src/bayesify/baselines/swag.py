@@ -184,8 +184,8 @@ class SWAG(Drawable):
     ) -> Self:
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
-        The loss is the mean negative log-likelihood of a batch plus the term of the prior or the weight decay. Parameters of the
-        likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Without BatchNorm,
+        The loss is the mean negative log-likelihood of a batch plus the penalty of the prior or of the weight decay. Parameters
+        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Without BatchNorm,
         `history.findings` warns if the mean of the iterates predicts worse than the original network.
 
         Args:
@@ -194,7 +194,7 @@ class SWAG(Drawable):
             learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is `gentle_rate(0.01,
                 likelihood)`; in a regression, the last layer's rate is multiplied by the targets' variance, so that their unit does
                 not matter. If the iterates predict training rows worse than the original network, training starts again at a
-                quarter of the default rate, at most four times. If all rows have the example weight w, divide the rate by w.
+                quarter of the last rate, at most four times. If all rows have the example weight w, divide the rate by w.
             momentum: Momentum of SGD.
             prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
             weight_decay: Weight decay of SGD, the same for all weights; give either this or a prior.
@@ -266,8 +266,8 @@ class SWAG(Drawable):
         make: Callable[[], _Iterating],
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
-        """Train at `rate`, and again from the start at lower rates, until the posterior predicts the rows from `read` about as
-        well as the original network.
+        """Train at `rate`. If the posterior then predicts the rows from `read` clearly worse than the original network, start
+        again at a lower rate, at most `MAX_TRIES - 1` times.
 
         If `read` is `None`, train once.
         """
@@ -557,7 +557,8 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """The training of the network whose iterates are collected, by the negative log-likelihood. Weight decay is the prior."""
+    """The network whose iterates are collected, as `fit` trains it: by its negative log-likelihood. The optimizer's weight decay
+    takes the place of the prior."""
 
     training_draws = 1
 
@@ -615,7 +616,7 @@ def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momen
 
 
 def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
-    """Weighted negative log-likelihood per example, from the data term of a batch."""
+    """Negative log-likelihood per example, computed from the data term of a batch and divided by the mean example weight."""
     return -float(data.detach()) / num_data / (float(batch.counts.mean()) or 1.0)
 
 

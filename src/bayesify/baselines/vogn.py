@@ -52,7 +52,7 @@ class VOGN(LayerwiseTrainer):
         damping: Damping $\gamma$, which makes steps shorter and the posterior narrower.
         num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL. The steps use N divided by this factor.
+        kl_weight: Factor on the KL. The steps replace N by N divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:

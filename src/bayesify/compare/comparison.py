@@ -1,4 +1,4 @@
-"""A whole comparison: it runs every method on every split, and then makes the table and the verdict."""
+"""A whole comparison: it runs every method on every split, and then ranks the methods and recommends one."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
 
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
-    """The table's columns, each with the indices of its numbers (several for a date) and the indices of its category codes."""
+    """For each column of the table, the indices of its numeric features (a date has several) and the indices of its category
+    codes."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, name in enumerate(features.sources):
         found.setdefault(name, ([], []))[0].append(place)

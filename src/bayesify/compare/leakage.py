@@ -22,12 +22,12 @@ MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
 
 
 def find_copies(features: Features) -> np.ndarray | None:
-    """Group numbers, [N]: rows whose inputs are copies or near-copies of each other have the same number. `None` if there are
+    r"""Group numbers, [N]: rows whose inputs are copies or near-copies of each other have the same number. `None` if there are
     no copies.
 
     Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs.
     In a table with few or coarse columns, some rows are equal by chance. Equal rows therefore count as copies only if the
-    number of equal pairs is far above $\\binom N2 \\prod_c P_c$, where $P_c$ is the share of pairs that are equal in column c.
+    number of equal pairs is far above $\binom N2 \prod_c P_c$, where $P_c$ is the share of pairs that are equal in column c.
     """
     scaled = _comparable(features)
     distinct, number, counts = np.unique(scaled, axis=0, return_inverse=True, return_counts=True)
@@ -105,7 +105,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of the `most` columns that correlate most with the targets [N]; all names if there are no more columns.
+    """Names of the columns that correlate most strongly with the targets [N], at most `most` names.
 
     A column that was split into parts, such as a date, has several arrays of numbers, each [N].
     """

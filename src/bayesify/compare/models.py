@@ -64,7 +64,8 @@ def _model_of(estimator: Any, rows: SplitRows) -> SplitModel:
 
 
 def of_probabilities(probs: np.ndarray, known: np.ndarray, rows: SplitRows) -> Predictive:
-    """The predictive from the probabilities [N, K] of the `known` classes [K]. All other classes get a small probability."""
+    """The predictive distribution over all classes, made from the probabilities [N, K] of the `known` classes [K]. All other
+    classes get a small probability."""
     every = np.zeros((len(probs), rows.num_classes))
     every[:, known] = probs
     smooth = (len(rows.y) * every + SMOOTHING_ROWS / rows.num_classes) / (len(rows.y) + SMOOTHING_ROWS)

@@ -187,7 +187,7 @@ def _is_best(ranked: Sequence[MethodRow], row: MethodRow, column: Column) -> boo
 
 
 def _ood(ranked: Sequence[MethodRow]) -> list[Column]:
-    """Columns of the table about out-of-distribution rows; empty if there are no such rows."""
+    """Columns of the report's table that show how well out-of-distribution rows are detected; empty if there are no such rows."""
     names = [key.removeprefix("auroc_") for key in (ranked[0].means if ranked else ()) if key.startswith("auroc_")]
     return [Column(f"auroc_{name}", OOD[name], "", 1, 3, "high") for name in names]
 

@@ -19,7 +19,7 @@ Curves = Sequence[Mapping[str, Any]]
 class Panels:
     """Figures with the same axes for all methods, so that the methods can be compared.
 
-    The axes cover nearly all values of all methods (`every`); values above three times the median are cut off.
+    The axes cover the values of all methods (`every`), but end at about three times the median; larger values are cut off.
     """
 
     def __init__(self, every: Sequence[Curves], task: Task) -> None:

@@ -124,7 +124,8 @@ def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
 
 
 def _costs(model: Predictor | None) -> dict[str, int | None]:
-    """Number of trainable scalars (or stored scalars of a model that is no module) and bytes of its file; `None` for rivals."""
+    """The model's number of parameters, and the size of its file in bytes. For a module, only trainable scalars count as
+    parameters; for other models, all stored scalars count. Both values are `None` for rivals."""
     if model is None:
         return {"parameters": None, "bytes": None}
     stored = sum(tensor.numel() for tensor in model.state().values())

@@ -127,8 +127,8 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Root of the mean error of the remaining rows after the least certain rows were left out. The share that is left out is k /
-    NUM_POINTS, for k = 0..NUM_POINTS-1.
+    """Square root of the mean error of the rows that remain after the least certain rows are left out. The result has one value
+    for each share k / NUM_POINTS of rows that is left out, for k = 0..NUM_POINTS-1.
 
     Rows with equal uncertainty are left out in random order; the result is the expectation over all such orders.
     """

@@ -54,10 +54,10 @@ def make_parts(
     """One split, which depends on the seed but not on the number of splits.
 
     Split K r + k of N rows uses fold k of repetition r as its test rows. No two folds of a repetition have a test row in common.
-    The calibration rows come after the test rows in the same random order. Class shares are nearly the same in all parts. A split
-    that the data set defines (`standard`) keeps its test rows, and rows of one of the `groups` [N] are in the same part. With
-    `times` [N], the later half of the rows is cut into K blocks. Split k tests block k and trains on the rows before the block;
-    the last of these rows are used for calibration.
+    The calibration rows come after the test rows in the same random order. Class shares are nearly the same in all parts. If the
+    data set defines its own splits (`standard`), their test rows are used. If `groups` [N] is given, all rows of a group are in
+    the same part. With `times` [N], the later half of the rows is cut into K blocks. Split k tests block k and trains on the rows
+    before the block; the last of these rows are used for calibration.
     """
     if len(values) < MIN_ROWS:
         raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")
@@ -90,7 +90,8 @@ def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = 
 def _by_group(
     values: np.ndarray, groups: np.ndarray, index: int, generator: np.random.Generator, classes: bool
 ) -> Parts:
-    """A split of whole groups in random order. Folds have about equally many rows, or groups if a few groups hold most rows."""
+    """A split of whole groups in random order. All folds have about the same number of rows or, if a few groups contain most
+    rows, about the same number of groups."""
     _, first, number, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     if len(first) < MIN_GROUPS:
         raise InputError(

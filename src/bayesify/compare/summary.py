@@ -186,8 +186,8 @@ class MethodRow:
 
     @property
     def tied(self) -> bool:
-        """Whether the method is tied with the best method. It is tied if it is within a standard error of the best method, too
-        little behind to matter, or not tested."""
+        """Whether the method is tied with the best method. It is tied if its NLL is within a standard error of the best NLL, if
+        the difference is too small to matter, or if the difference was not tested."""
         return self.behind is None or not (
             self.behind.mean > max(MIN_NAMED_NATS, self.behind.error) or self.clearly_behind
         )
@@ -238,7 +238,8 @@ class Summary:
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
-        """An entry of each of a method's runs, one per split. `part` and `key` name the entry, such as `"scores"` and `"nll"`."""
+        """The same entry from a method's run on each split, as a list. `part` and `key` name the entry, such as `"scores"` and
+        `"nll"`."""
         return [self.results[name, split][part].get(key) for split in self.splits]
 
     @cached_property
@@ -350,7 +351,7 @@ MIN_HUGE_SCORE = 1e5
 
 
 def show(value: float | None, column: Column) -> str:
-    """A number of a column as text."""
+    """A number as text, in the format of a column."""
     if value is None or math.isnan(value):
         return MISSING_MARK
     shown = value * column.factor
@@ -362,7 +363,7 @@ def show(value: float | None, column: Column) -> str:
 
 
 def cell(row: MethodRow, column: Column, *, spread: bool = True) -> str:
-    """Mean and standard error of a row as text."""
+    """Mean and standard error of a method in one column, as text."""
     mean, error = row.means.get(column.key), row.errors.get(column.key)
     text = show(mean, column)
     if text == MISSING_MARK or not spread or error is None or column in COSTS or "e+" in text:

@@ -128,7 +128,7 @@ def why_picked(pick: MethodRow, summary: Summary) -> str:
 
 
 def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
-    """The cheapest method whose stated uncertainty is accurate, or about as accurate as that of any other method."""
+    """The cheapest method whose stated uncertainty is accurate, or nearly as accurate as that of the most accurate method."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
@@ -205,7 +205,7 @@ def _choice(
 
 
 def _more(nats: float) -> str:
-    """Words for a difference in NLL as a ratio of probabilities; the name of a method must follow."""
+    """Words such as "12 % more probability than", made from a difference in NLL. The name of a method must follow these words."""
     ratio = math.exp(min(nats, 50.0))
     more = f"{100 * (ratio - 1):.2g} % more probability than"
     return more if ratio < 2 else f"{ratio:.2g} times as much probability as"
@@ -373,7 +373,8 @@ def _rejection(row: MethodRow, summary: Summary) -> list[str]:
 
 
 def _effect(row: MethodRow, summary: Summary) -> str:
-    """Words for the error or accuracy of the rest when the least certain fifth is left out; empty if this does not help."""
+    """Words that say how the error or accuracy improves when the least certain fifth of the rows is left out; empty if it does
+    not improve."""
     curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     if summary.task == "regression":

@@ -124,8 +124,8 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """Two tensors [n, O]: the means and the units in which scores are measured or, for the score `quantiles`, the lower and upper
-    ends of the predictive distribution's own intervals."""
+    """Means and the units in which scores are measured. For the score `quantiles`, lower and upper ends of the predictive
+    distribution's own intervals instead. Both results are [n, O]."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second
@@ -143,7 +143,8 @@ def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> T
 
 
 def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The predictive's own central intervals of level q, [n, O]. If q is 1 or more, the interval is the whole line."""
+    """Lower and upper ends of the predictive distribution's own central intervals of level q, [n, O] each. If q is 1 or more, the
+    interval is the whole line."""
     lower, upper = torch.full_like(prediction.mean, -torch.inf), torch.full_like(prediction.mean, torch.inf)
     # Raise the level slightly: an interval of exactly level q would end just below an atom whose centrality is q.
     margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)

@@ -15,14 +15,14 @@ from bayesify.arguments.checks import Count, checked, refuse
 
 @checked
 def threshold(scores: Tensor, level: float) -> Tensor:
-    r"""Upper bound, [...], computed from calibration scores [n, ...]. With a probability of at least `level`, the score of a new
-    row is at most this bound.
+    r"""Upper bound on the score of a new row, computed from the calibration scores [n, ...]: [...]. The bound holds with a
+    probability of at least `level`.
 
-    The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if there are
-    fewer scores. A finite threshold therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95.
-    Assume that the n rows and the new row are exchangeable (their order carries no information), and that the model has
-    seen none of them. Then the new score is at most the threshold with a probability of at least `level`. If there are
-    no ties, this probability is at most level + 1 / (n + 1) (Vovk et al. 2005).
+    The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if this rank
+    is above n. A finite threshold therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95. Assume that the n
+    rows and the new row are exchangeable (their order carries no information), and that the model has seen none of them. Then the
+    new score is at most the threshold with a probability of at least `level`. If there are no ties, this probability is at most
+    level + 1 / (n + 1) (Vovk et al. 2005).
 
     Args:
         scores: Scores of the calibration rows; a larger score means a worse prediction.
@@ -66,8 +66,8 @@ class Rule:
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """Threshold of each new row, [m, ...], from the calibration rows of its group. If there are no groups, the result is one
-        threshold, [1, ...]."""
+        """Threshold of each new row, computed from the calibration rows of its group: [m, ...]. If there are no groups, the
+        result is one threshold, [1, ...]."""
         if self.scores is None:
             raise ValueError(
                 f"conformal.{type(self).__name__}: there are no calibration rows; call fit(prediction, y) first"

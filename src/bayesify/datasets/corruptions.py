@@ -28,7 +28,7 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
     """Corrupted copies of images.
 
     Args:
-        images: Images, uint8, [N, C, H, W], with one channel or three (red, green, blue).
+        images: uint8 images with one channel or three channels (red, green, blue): [N, C, H, W].
         kind: Key of `SEVERITIES`.
         severity: Severity from 1 to 5.
         seed: Seed of the noise.

@@ -25,7 +25,7 @@ class Regression:
         grid: Evenly spaced inputs that extend beyond the data on both sides, for figures, [G, 1].
         truth: Noiseless function on the grid, [G, 1].
         noise: Variance of the noise in y.
-        gap: Ends of the gap between the data, or `None`.
+        gap: Lower and upper end of the interval without data; `None` if there is no such gap.
     """
 
     x: Tensor

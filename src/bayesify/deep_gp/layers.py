@@ -1,5 +1,5 @@
-"""Layers of a deep Gaussian process. A layer has a distribution q over its values at inducing inputs, and its process
-given these values."""
+"""Layers of a deep Gaussian process. A layer consists of a distribution q over its values at inducing inputs, and of a Gaussian
+process conditioned on these values."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ class Layer(nn.Module):
 
 
 class GlobalLayer(Layer):
-    r"""A layer whose inducing inputs are the previous layer's values at its inducing inputs (Ober & Aitchison 2021, eq. 22).
+    r"""A layer whose inducing inputs are the previous layer's values at that layer's own inducing inputs (Ober & Aitchison 2021,
+    eq. 22).
 
     $$ q(u | U_{l-1}) \propto \mathcal{N}(u; 0, K)\, \mathcal{N}(V; u, \Lambda^{-1}), \qquad K = K(U_{l-1}), $$
 
@@ -245,7 +246,7 @@ class LocalLayer(Layer):
 
     @torch.no_grad()
     def set_covariance(self, covariance: Tensor) -> None:
-        """Set the covariance of q(v) of every output, in place: [M, M]."""
+        """Set the covariance of q(v), in place, to the same matrix [M, M] for every output."""
         lower, raw_diagonal = raw_relative_tril(stable_cholesky(widened(covariance), self.what))
         self.raw_diagonal.copy_(raw_diagonal)
         self.lower.copy_(lower)

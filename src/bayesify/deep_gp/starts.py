@@ -114,7 +114,7 @@ def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | N
 def as_function_values(
     likelihood: Likelihood, targets: Tensor | None, inputs: Tensor, num_outputs: int
 ) -> Tensor | None:
-    """Targets as function values f at which the last layer starts, [N, O]; `None` if there are no targets."""
+    """Function values at which the last layer starts, computed from the targets: [N, O]. `None` if there are no targets."""
     if targets is None:
         return None
     if len(targets) != len(inputs):

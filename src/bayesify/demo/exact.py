@@ -44,8 +44,8 @@ def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
     r"""A sentence that says how far an outcome is from the exact outcome.
 
     For a regression, the distance at an input is $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, averaged over the grid. This
-    is the 2-Wasserstein distance between Gaussians with the means and epistemic standard deviations of the two outcomes. For
-    classes, it is the mean difference of probabilities.
+    is the 2-Wasserstein distance between Gaussians with the means and epistemic standard deviations of the two outcomes. For a
+    classification, the distance is the mean absolute difference between the two outcomes' probabilities.
     """
     ours, right = outcome.figure, exact.figure
     if outcome.problem == "classification":

@@ -102,7 +102,8 @@ def gaussian_kl(
 
 
 def check_kl(kl: Tensor) -> None:
-    """Raise `ValueError` if the KL is not finite, unless a CUDA graph is captured, when values cannot be read."""
+    """Raise `ValueError` if the KL is not finite. During the capture of a CUDA graph nothing is checked, because values cannot be
+    read."""
     if should_check(kl) and not bool(torch.isfinite(kl)):
         raise ValueError(
             f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "

@@ -22,8 +22,8 @@ MAX_POSITIONS_PER_VECTOR = 2
 def output_covariance(
     jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
 ) -> Tensor:
-    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$, summed over layers, where J contains the gradients of K
-    vectors at B examples.
+    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$, summed over layers. J has one row for each of K vectors and B
+    examples: the gradient, with respect to the weights, of the vector's product with the example's outputs.
 
     For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$. For a linear layer applied at
     several positions, and for convolutions, it is $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for a
@@ -31,9 +31,10 @@ def output_covariance(
     The result is differentiable with respect to all arguments. If the work is split into pieces, intermediate results
     are recomputed in the backward pass to save memory.
 
-    The kind of the result is `"diagonal"`: variances [K, B]; `"full"`: covariances between examples, [K, B, B]; `"example"`:
-    covariances between vectors, [B, K, K]; or `"joint"`: covariances between all pairs, ordered by example, then vector,
-    [B K, B K]. The memory budget limits the products of gradients and inputs that are held at once.
+    `kind` selects the result. `"diagonal"` gives variances [K, B]. `"full"` gives covariances between examples, [K, B, B].
+    `"example"` gives covariances between vectors, [B, K, K]. `"joint"` gives covariances between all pairs, ordered by example
+    and then by vector, [B K, B K]. The memory budget limits how many products of gradients and inputs are in memory at the same
+    time.
     """
     terms = (term for name in jacobians.names for term in _of_weight(gradients, name, variances[name], kind, memory))
     return reduce(torch.add, terms)
@@ -113,7 +114,7 @@ def _by_pairs(g: Tensor, a: Tensor, variance: Tensor) -> Tensor:
     r"""The diagonal for a layer with few positions, as a sum over pairs of positions: $\sum_{tu} \sum_i g_{ti} g_{ui}
     \sum_j \sigma^2_{ij} a_{tj} a_{uj}$.
 
-    The inner sum is the same for all vectors, and no product is as large as the weight.
+    The sum over j is the same for all vectors. No example needs an intermediate result as large as the weight.
     """
     positions = a.shape[1]
     pairs = a.unsqueeze(1) * a.unsqueeze(2)  # [B, T, T, d_in]

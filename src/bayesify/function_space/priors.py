@@ -152,8 +152,8 @@ class GaussianProcess(FunctionPrior):
 
 
 class NeuralTangent(FunctionPrior):
-    r"""The Gaussian process over the outputs that follows from a Gaussian over the weights, for the network linearized
-    at the weights' means before training.
+    r"""The Gaussian process that a Gaussian over the weights implies for the outputs. The network is linearized at the means that
+    the weights have before training.
 
     $$ p(f) = \mathcal{GP}\bigl(f(x; m_0),\ J_{m_0}(x) \operatorname{diag}(\sigma_0^2) J_{m_0}(x')^\top\bigr) $$
 

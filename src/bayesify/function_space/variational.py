@@ -286,7 +286,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """A function that computes the KL from inputs and tensors, and these tensors, which get gradients."""
+        """A function that computes the KL from inputs and a list of tensors, and the list itself: all tensors that need
+        gradients."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 
@@ -366,7 +367,7 @@ class FunctionSpaceVI(Drawable, Trainable):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The two terms of `objective` for a batch of `fit`. In the MAP phase, the terms of the network itself are used
+        """The two terms of `objective` for a batch of `fit`. In the MAP phase, the terms come from `BayesianNetwork.terms`
         instead."""
         if phase == "map":
             return self.bnn.terms(batch, phase=phase, num_data=num_data, num_draws=num_draws, generator=generator)

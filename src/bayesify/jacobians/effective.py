@@ -36,7 +36,8 @@ def held_out_ratio(
     output: str | int | None,
     counts: Iterable[Tensor],
 ) -> float:
-    r"""Ratio of two mean squared errors: on new rows and on the N training rows, which have O outputs each.
+    r"""Estimate of the mean squared error on new rows, divided by the mean squared error on the N training rows. Each row has O
+    outputs.
 
     $$ \frac{N O}{N O - 0.9\,\gamma}, \qquad \gamma = \operatorname{tr} K (K + \alpha \sigma^2 I)^{-1}, \qquad K = J D J^\top $$
 
@@ -48,9 +49,9 @@ def held_out_ratio(
     The ratio was compared with the ratio measured on test rows, for three regressions of 1,000 rows (2,901 to 28,945
     weights). It was 1.06 (measured: 1.03), 1.7 to 1.9 (measured: 1.6 to 2.1) and 2.4 (measured: 2.4 to 2.5).
 
-    The inputs and the weights [B] of training rows come batch by batch, of which only the first batches are read. Their
-    mean squared error is `residual`. The ratio is 1 if there are too few rows, or if there are so many weights that too
-    few rows fit into memory.
+    `inputs` and `counts` yield the inputs and the weights [B] of training rows, batch by batch. Only the first batches are read.
+    `residual` is the mean squared error on the training rows. The ratio is 1 if there are too few rows, or if there are so many
+    weights that too few rows fit into memory.
     """
     size = sum(weight.numel for weight in weights.values())
     scale = _scales(weights, {name: runner.network.get_parameter(name).detach() for name in weights})
@@ -97,8 +98,9 @@ def fixed_point_noise(
 ) -> float:
     r"""MacKay's fixed point for the noise, $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$ with $\gamma$ effective parameters.
 
-    The eigenvalues of the curvature belong to the initial variance `noise`. They and the squared norm of the mean
-    weights are whitened by the prior. The factor on the prior precisions is optimized as well. `count` is N O.
+    `spectrum` contains the eigenvalues of the curvature for the initial noise variance `noise`. The eigenvalues and
+    `squared_norm`, the squared norm of the mean weights, are in units of the prior's standard deviations. The factor on the prior
+    precisions is optimized as well. `count` is N O.
     """
     unit = spectrum.double() * noise
     for _ in range(NUM_NOISE_STEPS):

@@ -21,8 +21,8 @@ from bayesify.weights.catalog import Layer
 class Features:
     r"""Outputs $f_{bto} = \sum_j W_{oj} a_{btj} + c_o$ of a network's last layer at T positions, and the inputs $a$ of that layer.
 
-    `place` is, for each position and row of W, its flat index in an example's outputs, [T K], or `None` if the outputs
-    are in this order.
+    For each position and each row of W, `place` contains the flat index of the corresponding number in an example's outputs, [T
+    K]. It is `None` if the outputs already have this order.
     """
 
     outputs: Tensor  # outputs of the network, [B, ...], with T K numbers for each example
@@ -50,10 +50,10 @@ class Features:
         return values
 
     def class_order(self, axis: int) -> Tensor | None:
-        """If the rows of W are the classes: for each position of the outputs, the position of the layer to which it
-        belongs, [T].
+        """For each position of the outputs, the matching position of the layer, [T]. This requires that the rows of W are the
+        classes.
 
-        The classes lie along `axis` of the outputs. The result is `None` if they are not the rows of W in the same order.
+        The classes lie along `axis` of the outputs. The result is `None` if the classes are not the rows of W in the same order.
         """
         shape = self.outputs.shape
         wanted = torch.arange(shape[1:].numel()).reshape(1, *shape[1:]).movedim(axis, -1).flatten(0, -2)  # [T, K]
@@ -122,8 +122,8 @@ def _places(
     offset: int,
     channel_axis: int,
 ) -> Tensor | None:
-    """For each number that the layer returned, ordered by position and then channel, its flat index in an example's outputs,
-    [T K]; `None` if the outputs are not exactly the numbers of the layer, each once."""
+    """The flat index, in an example's outputs, of each number that the layer returned: [T K]. The numbers are ordered by position
+    and then by channel. `None` if the outputs do not contain each number of the layer exactly once."""
     own = _addresses(made, made_stride).movedim(channel_axis if channel_axis < 0 else channel_axis - 1, -1).flatten()
     seen, order = (_addresses(outputs, stride) + offset).flatten().sort()
     at = torch.searchsorted(seen, own).clamp_max(len(seen) - 1)

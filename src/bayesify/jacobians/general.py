@@ -32,7 +32,7 @@ def example_gradients(
     """Gradients of `sum(vectors[k, b] * f(x_b))` with respect to weights, example by example, for each k and b: [K, B, *shape].
 
     `vmap` runs the examples together if possible. Recurrent cells, packed sequences and networks that `vmap` refuses run in a
-    loop. The vectors are [K, B, ...]. A shared weight has the first of its names.
+    loop. The vectors are [K, B, ...]. A weight that several modules share appears only under its first name.
     """
 
     def run(weights: dict[str, Tensor], inputs: tuple[Any, Any]) -> Tensor:

@@ -421,7 +421,7 @@ class Linearization:
 
 
 class Gradients:
-    r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, for whole weights or for chosen entries of a weight."""
+    r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, for all entries or for chosen entries of a weight."""
 
     def __init__(self, linearization: Linearization, pulled: Pulled, vectors: Tensor) -> None:
         self._linearization, self._pulled, self._vectors = linearization, pulled, vectors
@@ -463,7 +463,8 @@ class Gradients:
         return self._or_zero(None, (size if index is None else len(index),))[0, 0] if total is None else total
 
     def calls(self, name: str) -> list[tuple[Use, Tensor, Tensor]]:
-        """For each call of the layers that use a weight: the use, the tensor that its rule recorded, and gradients [K, B, ...]."""
+        """For each call of a layer that uses the weight: the `Use` of the weight, the tensor that its rule recorded, and the
+        gradients [K, B, ...]."""
         return self._pulled.of(self.uses(name))
 
     def _general(self, name: str) -> Tensor:

@@ -50,13 +50,13 @@ class Trace:
         return [application.output for application in self.applications]
 
     def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
-        """The gradients at the layers, made from one tensor [K, B, ...] per tap; an entry is `None` if the tap does not
-        affect the outputs."""
+        """The gradients at the layers' outputs, made from one tensor [K, B, ...] for each entry of `taps`. A tensor is `None` if
+        the network's outputs do not depend on that entry."""
         pairs = zip(self.applications, grads, strict=True)
         return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
     def partial(self) -> set[Rule]:
-        """Rules of layers that were called with a number of examples that differs from the number in the network's outputs."""
+        """Rules of the layers that were called with fewer or more examples than the network's outputs have."""
         rows = self.outputs.shape[0]
         return {one.rule for one in self.applications if one.kept.shape[0] != rows or one.output.shape[0] != rows}
 
@@ -174,11 +174,12 @@ class Pulled:
         return total
 
     def of(self, uses: Sequence[Use]) -> list[tuple[Use, Tensor, Tensor]]:
-        """For each call of the layers that use a weight: the use, the kept inputs and the gradients [K, B, ...]."""
+        """For each call of a layer that uses the weight: the `Use` of the weight, the inputs that its rule stored, and the
+        gradients [K, B, ...]."""
         return [(use, *call) for use in uses for call in self.calls(use.rule)]
 
     def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:
-        """For each call of a layer: the kept inputs and the gradients [K, B, ...]."""
+        """For each call of a layer: the inputs that its rule stored, and the gradients [K, B, ...]."""
         own = [(application.kept, g) for application, g in self._found if application.rule is rule]
         return own if self._index is None else [(kept[self._index], g[:, self._index]) for kept, g in own]
 

@@ -344,7 +344,8 @@ class KroneckerCovariance(WeightCovariance):
         return [block.diagonalized() for block in self.blocks]
 
     def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
-        """Variances of a weight's independent entries, [n], or of a block (by index) in its eigenbasis, [d_out, d_in]."""
+        """If `part` is the name of an independent weight, the variances of its entries, [n]. If `part` is the index of a block,
+        the variances in the block's eigenbasis, [d_out, d_in]."""
         factor = self.factor if factor is None else factor
         if isinstance(part, str):
             return 1 / (self.diagonal[part] + factor * self._prior_of[part])

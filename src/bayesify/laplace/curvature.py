@@ -46,9 +46,9 @@ class OutputCurvature:
     """The curvature $H_n$ of the loss with respect to an example's outputs, as vectors whose outer products sum to $H_n$.
 
     `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
-    `"empirical"` is $g g^\top$, where g is the gradient at the observed target. With `num_samples`, that many random
-    vectors per example replace the exact vectors, one per output. The expectation of their outer products is the Fisher
-    matrix.
+    `"empirical"` is the outer product of g with itself, where g is the gradient at the observed target. By default, there is one
+    exact vector per output. With `num_samples`, that many random vectors per example replace the exact vectors. The expected sum
+    of the random vectors' outer products is the Fisher matrix.
     """
 
     likelihood: Likelihood
@@ -214,7 +214,7 @@ class Pieces:
     def features(self) -> Iterator[tuple[Features, Batch]]:
         """The same pass, but it yields the inputs of the network's last layer instead of derivatives.
 
-        Raises `FeaturesEnd` if the network's outputs are not the layer's outputs in some batch of any process.
+        Raises `FeaturesEnd` if any process finds a batch in which the network's outputs are not the outputs of its last layer.
         """
         data, ended = DataTerm(), False
         with self.jacobians.held() as jacobians:

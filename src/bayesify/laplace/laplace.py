@@ -612,7 +612,8 @@ class Laplace(Drawable):
     def _losses_of_draws(
         self, batches: Sequence[Batch], posterior: SampledCovariance, factors: Sequence[float]
     ) -> list[float]:
-        """For each factor on the covariance of the draws, the loss of training rows, in nats, minus the network's own."""
+        """For each factor on the covariance of the draws: the loss on training rows with the posterior, minus the loss of the
+        network alone, in nats."""
         network = LinearizedNetwork(self._jacobians(posterior.subset.names), posterior, self.likelihood, self.dtype)
         scales = [*factors, 1 / precisions.POINT_FACTOR]
         totals = torch.zeros(len(scales), dtype=torch.float64)
@@ -680,8 +681,8 @@ class Laplace(Drawable):
         return (f"last layer, because {whole}",)
 
     def _start_noise(self, examples: Examples, columns: int) -> float | None:
-        """Start the noise variance at the network's mean squared residual. The result is the variance of the targets
-        around the mean of each column, or the mean square of constant targets. It is `None` if the noise was given."""
+        """Start the noise variance at the network's mean squared residual. Returns the variance of the targets around the mean of
+        their column or, if the targets are constant, their mean square. Returns `None` if the noise was given."""
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return None
         sums = torch.zeros(3 + columns, dtype=torch.float64)
@@ -771,8 +772,9 @@ class Laplace(Drawable):
         *,
         store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
-        """The curvature of some weights with a given structure, and the data term, from a pass over all or the first
-        examples. The last layer's curvature is exact and needs only the layer's inputs; see `last_layer_curvature`."""
+        """The curvature of some weights in the given structure, and the data term. Both come from one pass over all examples, or
+        over the first `num_examples` examples. The last layer's curvature is exact and needs only the layer's inputs; see
+        `last_layer_curvature`."""
 
         def read(count: int | None) -> Pieces:
             return Pieces(

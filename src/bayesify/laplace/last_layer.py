@@ -18,7 +18,8 @@ from bayesify.weights.catalog import Layer, group_layers
 
 
 def layer_of(subset: Subset) -> Layer | None:
-    """The layer of a subset that consists of whole weights of one layer; `None` for any other subset."""
+    """The layer to which the weights of a subset belong. `None` if they belong to several layers, or if only some entries of a
+    weight are in the subset."""
     layers = group_layers(subset.weights[name] for name in subset.names)
     return layers[0] if len(layers) == 1 and all(index is None for index in subset.entries.values()) else None
 

@@ -99,8 +99,8 @@ class LeftOutRows:
         self.count = torch.zeros((), dtype=torch.float64)
 
     def add(self, residuals: Tensor, training_leverages: Tensor, leverages: Iterable[Tensor], counts: Tensor) -> None:
-        """Add some rows to the sums: residuals [n, O], leverages $H(t^*)$ and, for each penalty, $H(t)$, [n, O, O] each,
-        and how often each row counts, [n]."""
+        """Add n rows to the sums. The arguments are the residuals [n, O], the leverages $H(t^*)$ [n, O, O], the leverages $H(t)$
+        [n, O, O] for each penalty, and how often each row counts [n]."""
         left, vectors = _left(training_leverages)
         residuals = _turned(vectors, _turned(vectors.mT, residuals.double()) / left)  # [n, O]
         for place, one in enumerate(leverages):
@@ -112,8 +112,8 @@ class LeftOutRows:
     def choose(self, *, moves: bool) -> tuple[float, float]:
         """The noise variance and the factor on the prior precisions.
 
-        The factor is the value nearest to 1 whose density is within `MAX_DENSITY_LOSS` of the best density, or 1 unless
-        it `moves`.
+        If `moves` is true, the factor is the value nearest to 1 whose density is within `MAX_DENSITY_LOSS` of the best density.
+        Otherwise it is 1.
         """
         count = float(self.count)
         noises = (self.sums[0] / count).clamp_min(torch.finfo(torch.float64).tiny)
@@ -167,8 +167,9 @@ def leave_out(
     change by $-C (I - H C)^{-1} g$ and have the covariance $C (I - H C)^{-1}$. Both are exact for a linear model with
     Gaussian noise.
 
-    The first covariance in `spreads`, [B, O, O] each, belongs to the training penalty and gives the change of the
-    outputs. The results, means [B, O] and covariances [B, O, O], belong to the other covariances.
+    `spreads` contains covariances C of the outputs, [B, O, O] each. The first one belongs to the training penalty and gives the
+    change of the outputs. For each of the other covariances, the function yields the means [B, O] and the covariances [B, O, O]
+    without the row.
     """
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()

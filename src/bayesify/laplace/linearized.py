@@ -131,7 +131,8 @@ class LinearizedNetwork:
     def _from_features(
         self, mean: Tensor, features: Features, factors: list[float] | None, fits: bool
     ) -> list[Covariance]:
-        """Covariances over the outputs at each position if a prediction needs only these, otherwise of an example."""
+        """Covariances between the outputs at the same position if the prediction needs no others; otherwise covariances between
+        all outputs of an example."""
         a, axis = features.of(self.posterior.layer), self.likelihood.logit_axis(mean.ndim)
         order = None if axis is None else features.class_order(axis)
         in_rows = features.place is None if axis is None else order is not None

@@ -100,8 +100,8 @@ def default_precision(
 
 
 def isotropic(precision: Mapping[str, float], weights: Mapping[str, Weight]) -> dict[str, float]:
-    """Precisions with one value for all linear maps. This value gives the same mean prior variance of their weights as
-    before."""
+    """Precisions with one value for all linear maps. This value leaves the mean prior variance of these maps' weights
+    unchanged."""
     inputs = [weight for weight in weights.values() if weight.fan_in]
     variance = sum(weight.numel / precision[weight.name] for weight in inputs)
     shared = sum(weight.numel for weight in inputs) / variance if inputs else 1.0

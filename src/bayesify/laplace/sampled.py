@@ -341,7 +341,8 @@ def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
 
 
 def _row_numbers(batch: Batch, seed: int, seen: Counter[int]) -> Tensor:
-    """Uniform numbers, [B], that depend on the seed and on the contents of each row, but not on the order of the rows.
+    """One number per row, uniform between 0 and 1. It depends on the seed and on the row's contents, but not on the order of the
+    rows. Shape: [B].
 
     A run that resumes with a shuffled loader thus chooses the same examples. `seen` counts how often each row has
     occurred, so that equal rows get different numbers.
@@ -528,7 +529,8 @@ class Equations:
         return self._error(group, left)
 
     def _error(self, group: Group, left: Tensor) -> float:
-        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations (preconditioner M).
+        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, where M is the preconditioner
+        and r is the residual.
 
         $r^\top M^{-1} r$ estimates $e^\top (\tilde H + c I) e$ for the error e of the solution u. This quantity bounds the effect
         of e on the outputs. $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
@@ -544,8 +546,8 @@ class Equations:
         r"""Take steps of Nesterov's method for some equations, with the curvature of a minibatch.
 
         The current solution is stored as $z = \delta^{-1/2} u$, so that Jacobian products need no copy. The target is
-        computed from all data (Antorán et al. 2023, section 4.2). The variance of a step therefore decreases together
-        with the size of the solution.
+        computed from all data (Antorán et al. 2023, section 4.2). Therefore, the smaller the solution is, the less a step depends
+        on the choice of the minibatch.
         """
         self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
         here, step = self.device, group.iteration
@@ -595,7 +597,7 @@ class Equations:
             yield from self._epoch(DataTerm())
 
     def _epoch(self, data: DataTerm) -> Iterator[list[tuple[Batch, Inputs]]]:
-        """The minibatches of a pass over the data, each in pieces that fit into the budget."""
+        """The minibatches of one pass over the data. Each minibatch is split into pieces that fit into the memory budget."""
         most = self.minibatch
         for whole, inputs in self.pieces.read(data, self._rows if most is None else lambda *_: most):
             step = self._rows(*inputs)
@@ -659,7 +661,8 @@ class Equations:
         return self._pulled(vectors_at, 1)
 
     def _push(self, along: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Outputs and their changes [g, B, ...] along directions [g, S]."""
+        """The outputs, and the changes of the outputs if the weights move along directions [g, S]. The changes are [g, B,
+        ...]."""
         # The directions are copied for each piece, and the copy is freed before gradients of the same size are made.
         return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
@@ -670,8 +673,8 @@ class Equations:
         return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=self.device).to(self.prior)
 
     def _pulled(self, vectors_at: Callable[[Batch, Inputs], tuple[Tensor, Tensor]], count: int) -> Tensor:
-        r"""$\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S], for a function that returns the outputs and vectors of each
-        piece."""
+        r"""Compute $\delta^{-1/2} \sum_n J_n^\top v_n$, [g, S]. The function `vectors_at` returns the outputs and the vectors
+        $v_n$ of a piece of data."""
         total, data = self.prior.new_zeros(count, len(self.prior)), DataTerm()
         parts = self.subset.split(total)
         jacobians = self.pieces.jacobians
@@ -731,10 +734,10 @@ def find_factor(
 
     The search starts at a large c, for which the equations are easy, and lowers c. For each c, the solver starts from the draws of
     the previous c. The final c is larger than every c at which the draws did not converge or predicted training rows
-    too badly. The loss of training rows is about proportional to 1 / c, which determines how far c has to rise.
+    too badly. The loss of training rows is about proportional to 1 / c. The search uses this to compute how far c has to rise.
 
-    `mean` are the trained weights w*, [S], and `num_outputs` is N O of all data. The function `excess` returns the loss
-    of training rows under draws [g, S], as a multiple of the largest allowed loss.
+    `mean` contains the trained weights w*, [S]. `num_outputs` is N O, the number of outputs of all examples together. The
+    function `excess` returns the loss of training rows under draws [g, S], as a multiple of the largest allowed loss.
     """
     most = min(len(mean), num_outputs)
     group, noise = _easy_equations(equations, mean, most)

@@ -16,7 +16,8 @@ from bayesify.weights.catalog import Weight, padding_entries
 class Subset:
     """S entries of weights, in the order of `named_parameters()` and row-major within a weight.
 
-    `entries` are flat indices [n] into each chosen weight, in ascending order, or `None` for a whole weight.
+    For each chosen weight, `entries` contains the ascending flat indices of the chosen entries, [n], or `None` if all entries are
+    chosen.
     """
 
     weights: Mapping[str, Weight]  # all weights that could be chosen, by name, in order
@@ -107,8 +108,8 @@ class Subset:
         return moved
 
     def spread(self, offsets: Tensor) -> dict[str, Tensor]:
-        """Offsets [n, S] as tensors [n, *shape] by name, with 0 for entries that are not chosen. Offsets of whole
-        weights are views."""
+        """Offsets [n, S] as tensors [n, *shape] by name, with 0 for entries that are not chosen. If all entries of a weight are
+        chosen, its tensor is a view of the offsets."""
         found = {}
         for name, part in self.split(offsets).items():
             shape, index = self.weights[name].shape, self.entries[name]
@@ -122,6 +123,7 @@ class Subset:
         return torch.cat([self.pick(name, values[name].flatten(1)) for name in self.entries], dim=-1)
 
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole weights by name, [n, *shape], with offsets [n, S] added to the point estimates of the chosen entries."""
+        """Complete weight tensors by name: the point estimates, with offsets [n, S] added to the chosen entries. Each tensor is
+        [n, *shape]."""
         moved = self.spread(offsets).items()
         return {name: (values[name].to(part.dtype) + part).to(values[name].dtype) for name, part in moved}

@@ -294,7 +294,8 @@ class NumberLikelihood(Likelihood):
         return positive(getattr(self, f"raw_{name}"))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Convert the tensors. In float64, a parameter that has not changed since construction has full precision again."""
+        """Convert the tensors. If a parameter has not changed since construction, conversion to float64 restores its initial
+        value without rounding."""
         exact = {}
         for name, given in self._given.items():
             raw = getattr(self, f"raw_{name}")

@@ -102,7 +102,8 @@ class Categorical(Likelihood):
         return self._fit_targets(outputs, y, False)[0] != self._ignore_index
 
     def _all_count(self, y: Tensor, classes: int) -> bool:
-        """Whether every label is known to be in range and not ignored; false on a GPU, where the check would have to wait."""
+        """Whether every label is known to be in range and not ignored. The result is false on a GPU, because the check would have
+        to wait for the GPU."""
         if y.device.type != "cpu" or not should_check(y) or not y.numel() or y.is_floating_point():
             return False
         low, high = map(int, y.aminmax())
@@ -203,8 +204,8 @@ class Categorical(Likelihood):
 
         Each class is chosen at most once. Its chance is proportional to $p_c$, but at most 1. The most likely classes
         are chosen with certainty and have weight $p_c$. The other classes are chosen by systematic sampling, in equal
-        steps through the remaining probability, and have equal weights. If fewer than `count` classes have all of the
-        probability, nothing is random.
+        steps through the remaining probability, and have equal weights. If fewer than `count` classes together have probability
+        1, the choice is not random.
         """
         probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
         if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
@@ -233,9 +234,10 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
     r"""Choose K classes with weights w, [..., K], by systematic sampling, so that $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$
     for every f.
 
-    The n most likely classes are chosen with certainty: each is more probable than the remaining probability divided by the
-    number of remaining places. The other classes are chosen by systematic sampling: from a random start, in steps of the size of
-    this quotient (Madow 1949).
+    Classes are considered in order of decreasing probability. For each class, the quotient is the total probability of this and
+    all later classes, divided by the number of classes still to choose. The class is chosen with certainty if its probability
+    exceeds the quotient. From the first class that does not exceed its quotient, classes are chosen by systematic sampling, from
+    a random start and in steps of the size of this quotient (Madow 1949).
     """
     ordered, classes = probs.sort(-1, descending=True)
     # Sum from the least likely class, because 1 minus the sum of the others would be rounding error.

@@ -79,7 +79,7 @@ class Gaussian(NumberLikelihood):
         return outputs, numbers["variance"].to(outputs)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        """The exact predictive $\\mathcal{N}(y; f, C + \\text{noise})$."""
+        r"""The exact predictive $\mathcal{N}(y; f, C + \text{noise})$."""
         noise = self.noise.detach().to(outputs.mean).expand(outputs.mean.shape).clone()
         return GaussianRegressionPredictive(outputs, outputs.mean, outputs.variance, noise, correlated=True)
 
@@ -132,8 +132,8 @@ class HeteroscedasticGaussian(NumberLikelihood):
         return 0.5 * self.family.mean_distance(mean, mean, 2 * variance) - self.family.mean_distance(y, mean, variance)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        r"""A Gaussian whose noise variance is the mean of the noise over the Gaussian distribution of the log-variance, $\exp(f_v
-        + C_{vv} / 2)$."""
+        r"""A Gaussian predictive. The log-variance is Gaussian, so the expected noise variance is $\exp(f_v + C_{vv} / 2)$, which
+        the predictive uses as its noise variance."""
         (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)
         noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
         return GaussianRegressionPredictive(outputs, mean, variance, noise, correlated=False)

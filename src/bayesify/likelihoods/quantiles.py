@@ -29,7 +29,7 @@ class Quantiles(NumberLikelihood):
     therefore has the quantiles of the standard normal distribution, shifted to the middle quantile.
 
     Quantiles do not define a density, so training does not maximize a likelihood in the strict sense. Training maximizes
-    `objective`, the pinball loss over the levels as a pseudo-likelihood with a scale s:
+    `objective`, a pseudo-likelihood that combines the pinball losses of all levels with a scale s:
 
     $$ -\frac1s \cdot \frac2K \sum_k \rho_{l_k}(y - q_k) - \log s, \qquad \rho_l(e) = \max(l e, (l - 1) e) $$
 

@@ -26,8 +26,8 @@ def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     r"""Lower factors L of positive definite matrices, $L L^\top = A$, [..., n, n], with jitter only if rounding requires it.
 
-    A matrix that is not finite or not positive definite raises `ValueError`, which calls it `what`. Under `vmap` and
-    during the capture of a CUDA graph, values cannot be checked. If a factor does not exist, it is then NaN.
+    If a matrix is not finite or not positive definite, a `ValueError` is raised. Its message calls the matrix `what`. Under
+    `vmap` and during the capture of a CUDA graph, values cannot be checked. If a factor does not exist, it is then NaN.
     """
     factor, failed = checked_cholesky(matrix)
     if not should_check(failed):

@@ -13,8 +13,9 @@ def split_r_hat(values: Tensor) -> Tensor:
     $$ \hat R^2 = \frac{T - 1}{T} + \frac{B}{W}, \quad B = \operatorname{var}_c(\bar v_c), \quad W = \operatorname{mean}_c(s_c^2) $$
 
     The result is the larger of two values: $\hat R$ of the numbers themselves, and $\hat R$ of their distances from the
-    median. Chains with the same mean but different widths therefore disagree (Vehtari et al. 2021, section 4.2). For
-    numbers [C, T, ...] from chains of at least 4 steps, the result is [...], in float64; 1 for a number that never changes.
+    median. Chains with the same mean but different widths therefore disagree (Vehtari et al. 2021, section 4.2). The numbers are
+    [C, T, ...], from C chains of T steps, where T is at least 4. The result is [...], in float64. It is 1 for a number that never
+    changes.
     """
     values = _halves(values)
     center = values.flatten(0, 1).median(0).values
@@ -29,8 +30,8 @@ def effective_sample_size(values: Tensor) -> Tensor:
     where $\gamma_t$ is the mean over chains of the autocovariance at lag t, and B and W are defined in `split_r_hat`.
 
     Chains are split in halves first. The sum over lags ends when the sum of two neighboring autocorrelations is no
-    longer positive. Sums of two neighbors that are larger than an earlier sum are lowered to that sum (Geyer 1992). For
-    numbers [C, T, ...] from chains of at least 4 steps, the result is [...], in float64, at most C T log10(C T).
+    longer positive. Sums of two neighbors that are larger than an earlier sum are lowered to that sum (Geyer 1992). The numbers
+    are [C, T, ...], from C chains of T steps, where T is at least 4. The result is [...], in float64, and at most C T log10(C T).
     """
     values = _halves(values)
     chains, steps = values.shape[:2]

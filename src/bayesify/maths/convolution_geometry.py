@@ -14,7 +14,7 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """Kernel geometry of a convolution in each axis, and the number of zeros before and after its map."""
+    """Kernel geometry of a convolution in each axis, and the number of zeros that pad its input map before and after."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]

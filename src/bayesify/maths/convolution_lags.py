@@ -21,7 +21,8 @@ from bayesify.maths.signatures import Function
 def lag_moments(
     x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None, scale: Tensor | None
 ) -> tuple[Tensor, ...]:
-    r"""`convolution_moments` at stride 1 without the bias and, with a bias, the sums of patches, [G, D], and targets, [G, R]."""
+    r"""The matrices of `convolution_moments` at stride 1, without the bias. With a bias, also the sums of the patches, [G, D],
+    and of the targets, [G, R]."""
     groups, positions = geometry.groups, math.prod(geometry.kernel)
     maps, outputs = (value.unflatten(1, (groups, -1)) for value in (x, targets))
     plan = _plan(tuple(x.shape[2:]), geometry, x.device)
@@ -41,7 +42,8 @@ def _negated(lag: Offset) -> Offset:
 class _Box:
     """Correlation over a part of the positions at a border.
 
-    `ranges` are the first position and the end in each axis, counted in the factor that the lag does not shift.
+    `ranges` contains the first position and the end of the box in each axis. Positions are counted in the factor that the lag
+    does not shift.
     """
 
     lags: Offset
@@ -100,7 +102,8 @@ def _plan(sizes: tuple[int, ...], geometry: Geometry, device: torch.device) -> _
 
 
 def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> list[tuple[int, _Box]]:
-    """Positions of the full correlation that a pair of kernel positions does not see, as a signed sum of boxes."""
+    """Positions that the full correlation includes, but that a pair of kernel positions does not reach. They are expressed as a
+    signed sum of boxes."""
     choices = []
     for axis, (i, j) in enumerate(zip(a, b, strict=True)):
         d, k = geometry.dilation[axis], geometry.kernel[axis]
@@ -124,8 +127,8 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 
 
 class _Lagged(Function):
-    """Correlations of maps at lags [lags, G, C, C], over boxes [boxes, G, C, C], and with targets [K, G, C, R]. With a
-    bias, also the sums of maps and targets.
+    """Three kinds of correlations: of maps at lags, [lags, G, C, C]; of maps over boxes, [boxes, G, C, C]; and of maps with
+    targets, [K, G, C, R]. With a bias, also the sums of maps and targets.
 
     Each border is extracted from the map once, and all gradients with respect to the map are accumulated in one tensor.
     """

@@ -42,9 +42,10 @@ class Plan:
 
     The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from
     its own tiles of the stream of random numbers. The weights follow one another in the stream, as in
-    `DrawRequest.normals(..., tile=TILE)`. The table has one row per weight. Its columns are: the positions of the mean
-    and the log std in memory (in numbers, counted from `base`), the size, the first tile of noise, the number of tiles
-    per draw, the index of the first number of the draws and of the gradient, and whether vector loads are possible.
+    `DrawRequest.normals(..., tile=TILE)`. The kernels read a table with one row per weight. The columns of the table are: the
+    positions of the mean and the log std in memory (in numbers, counted from `base`), the size, the first tile of noise, the
+    number of tiles per draw, the index of the first number of the draws and of the gradient, and whether vector loads are
+    possible.
     """
 
     def __init__(
@@ -111,15 +112,15 @@ def offset(value: Tensor, base: Tensor) -> int:
 
 
 def first_tiles(sizes: Sequence[int], num_draws: int, antithetic: bool) -> tuple[list[int], list[int]]:
-    """Two lists with one entry per Gaussian: the number of noise tiles that one draw uses, and the index of the first
-    tile of its draws."""
+    """Two lists with one entry per Gaussian: the number of noise tiles for one draw of the Gaussian, and the index of the first
+    noise tile of all its draws."""
     tiles = [-(-size // TILE) for size in sizes]
     halves = (num_draws + 1) // 2 if antithetic else num_draws
     return tiles, list(accumulate([halves * count for count in tiles], initial=0))[:-1]
 
 
 def tile_owners(tiles: Sequence[int], device: torch.device) -> Tensor:
-    """Gaussian to which each tile belongs, and the tile's number within it: [tiles, 2]."""
+    """For each tile, the index of its Gaussian and the tile's number within this Gaussian: [tiles, 2]."""
     owners = torch.repeat_interleave(torch.arange(len(tiles)), torch.tensor(tiles))
     within = torch.cat([torch.arange(count) for count in tiles])
     return torch.stack([owners, within], 1).int().to(device)
@@ -295,8 +296,8 @@ def _kernels_run(device: torch.device) -> bool:
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:
-    """The first numbers of a stream (see `maths.philox`), [count], in float32. The seed, [1], must be below $2^{63}$;
-    the result is on its device."""
+    """The first numbers of a stream (see `maths.philox`), [count], in float32. The seed must be below $2^{63}$, and the result is
+    on the seed's device. The seed is [1]."""
     from bayesify.maths.philox_kernels import normal_kernel
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)

@@ -146,7 +146,8 @@ class MatheronPlan:
         return found
 
     def _tables(self) -> None:
-        """Make the kernels' tables; see the class. Each program processes one part, block of rows or block of columns."""
+        """Make the kernels' tables; see the class. Each program of a kernel processes one part, one block of rows or one block of
+        columns."""
         table: list[list[int]] = []
         units: list[tuple[int, ...]] = []
         blocks: list[tuple[int, ...]] = []
@@ -202,14 +203,14 @@ class MatheronPlan:
         return torch.empty(*shape, dtype=torch.float32, device=self.device)
 
     def _kind(self, low: bool, block: int = BLOCK) -> tuple[Any, ...]:
-        """Compile-time arguments of kernels that generate noise; they come after the number of columns of $E_3$."""
+        """Compile-time arguments of kernels that generate noise, beginning with the number of columns of $E_3$."""
         kind = (low, self.antithetic, ROUNDS, fused_draws.HAS_FAST_SINES, self.lookups)
         return self.thin, self.size, block, SHAPES[low].step, *kind
 
     def draw(
         self, low: bool, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor
     ) -> tuple[Sequence[Place], list[Tensor]]:
-        """Draws of each W and b and, for the backward pass, i and $A_r o$ in the layout of `start`.
+        """Draws of each W and b. For the backward pass, the result also contains i and $A_r o$, in the layout of `start`.
 
         With `low`, products with matrices of the weights' size use bfloat16. `rows` and `cols` come from `operands`,
         `start` holds the matrices V, [S, M_r, M_c] each, concatenated, and `size` is s of each matrix.

@@ -102,9 +102,9 @@ def correlate_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Gradients with respect to x and y: sums of shifted maps, computed by the same transforms.
 
-    `own` and `cross` are gradients with respect to the results of `correlate`, and `sums` is the gradient with respect
-    to the sum over positions of y, [G, M, R], if this sum was taken from the spectrum. Without the scale of `correlate`,
-    the results are gradients with respect to the scaled maps.
+    `own` and `cross` are gradients with respect to the results of `correlate`. `sums` is the gradient with respect to the sums of
+    y over positions, [G, M, R]; it is used only if these sums were taken from the spectrum. Without the scale of `correlate`, the
+    results are gradients with respect to the scaled maps.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)

@@ -26,7 +26,8 @@ STACKS_ON = ("cuda",)
 
 @dataclass(frozen=True)
 class Stack:
-    """Factors of all matrices of all blocks, each kind in one tensor, padded with zeros to M inducing rows and columns."""
+    """The factors of all matrices in all blocks. Each kind of factor is one tensor, padded with zeros to M inducing rows and
+    columns."""
 
     row_reach: Tensor  # [L, M, D_out]
     col_reach: Tensor  # [L, M, D_in]
@@ -72,8 +73,8 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
     $D^2$ is increased by 1e-12 times the largest diagonal entry of Z Z^T. The augmented prior has the right marginal
     for every D, so the bound remains valid; only the posterior family changes. Without this increase, a D that training
     drives to 0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in float64 if the
-    device supports it. With `stack`, products of small matrices on a GPU are also computed in one call, as is faster
-    for one draw with gradients.
+    device supports it. With `stack`, products of small matrices on a GPU are also computed in one call. This is faster for one
+    draw with gradients.
     """
     if stack and blocks[0].d_row.device.type in STACKS_ON and _stack_pays(blocks):
         return _factorize_stack(blocks)
@@ -260,10 +261,10 @@ def conditional_draw(
     unit covariance. Two noise arrays are therefore enough, whereas the paper uses three. No Cholesky factor of $Z
     Z^\top$ is needed, and no case is singular.
 
-    Whitened U is [L, S, M_r, M_c], scales $\lambda$ are [L], prior standard deviations $\sigma$ are [L], or [L, S] if they
-    differ between draws, and draws of each group are [G, S, d_out, d_in]. The noise, with the shapes of `noise_shapes`,
-    is overwritten if gradients are off. Operands of products with matrices of the weights' size have the given dtype, and
-    the products are summed in float32. If gradients are off, draws also have this dtype.
+    Whitened U is [L, S, M_r, M_c]. The scales $\lambda$ are [L]. The prior standard deviations $\sigma$ are [L], or [L, S] if
+    they differ between draws. The draws of each group are [G, S, d_out, d_in]. The noise, with the shapes of `noise_shapes`, is
+    overwritten if gradients are off. Operands of products with matrices of the weights' size have the given dtype, and the
+    products are summed in float32. If gradients are off, draws also have this dtype.
     """
     base, amplitude = start_and_size(factors, u, scale, sigma, noise[0])
     counts = factors.counts
@@ -278,8 +279,8 @@ def conditional_draw(
 def conditional_draws(
     blocks: Sequence[tuple[Factors, Tensor, Any, Tensor, Sequence[Tensor]]], dtype: torch.dtype | None = None
 ) -> list[list[Tensor]]:
-    r"""`conditional_draw` of every block, given by factors, whitened U, $\lambda$, $\sigma$ and noise. If $\lambda$ is
-    `None`, it is 0, and W is its mean."""
+    r"""Apply `conditional_draw` to every block. A block is a tuple of factors, whitened U, $\lambda$, $\sigma$ and noise. If
+    $\lambda$ is `None`, it counts as 0, and each draw of W is its conditional mean."""
     if blocks[0][2] is None:
         return [conditional_mean(part, u * sigma.reshape(len(sigma), -1, 1, 1)) for part, u, _, sigma, _ in blocks]
     return [conditional_draw(*block, dtype) for block in blocks]

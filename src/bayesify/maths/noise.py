@@ -94,8 +94,8 @@ Randomness = torch.Generator | NoiseSource | None
 class StackedNoise(NoiseSource):
     """Noise for R models under `vmap`: each model gets the numbers that its own source would give it alone.
 
-    A single source, instead of one per model, gives all numbers in one call, in order of models. The index of the model
-    under `vmap` is a scalar.
+    If a single source is given instead of one per model, it generates all numbers in one call, in order of models. `index` is the
+    index of the model, which is a scalar under `vmap`.
     """
 
     def __init__(self, sources: Sequence[NoiseSource] | NoiseSource, index: Tensor) -> None:
@@ -154,7 +154,7 @@ class _PerModel(Function):
 
 
 def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
-    """Member indices, [S], for draws of a mixture, in random order. The numbers of draws per member differ by at most one.
+    """Indices of the members for draws of a mixture, in random order, [S]. The numbers of draws per member differ by at most one.
 
     Every index is uniformly distributed over the members, as with independent choices. If `num_draws` equals
     `num_members`, however, each member occurs once, which removes the Monte Carlo error of the choice.
@@ -223,8 +223,8 @@ def _by_table(stream: Any, out: Any) -> None:
 
 @lru_cache(maxsize=1)
 def _table() -> tuple[Any, Any]:
-    """Intercepts and slopes of the segments, [2^16] each. The index consists of the upper 16 bits of i, converted to
-    float32 with its sign."""
+    """Intercepts and slopes of the segments, [2^16] each. To find its segment, i is converted to float32; the upper 16 bits of
+    the result, including the sign, are the index."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     exponent = (upper >> 23) & 0xFF
     used = (exponent >= 127) & (exponent <= 158)  # 1 to 2^32; 0 occurs once in 2^32 numbers and is treated as 1

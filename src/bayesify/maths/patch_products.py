@@ -56,8 +56,8 @@ def _by_channel(matrix: Tensor, channels: int, bias: bool) -> Tensor:
 
 
 class _Products(Function):
-    r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, with A's columns sorted by kernel position, then channel, the ones last:
-    [D, D + R]."""
+    r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, [D, D + R]. The columns of A are sorted by kernel position and then by channel;
+    the column of ones is last."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:

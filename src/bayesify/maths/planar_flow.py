@@ -33,7 +33,7 @@ def slope(u: Tensor, w: Tensor) -> Tensor:
 
 
 def invertible(u: Tensor, w: Tensor) -> Tensor:
-    r"""$\hat u$, the u of an invertible planar layer, with $w \cdot \hat u > -1$ from `slope`.
+    r"""Change u to $\hat u$, so that the planar layer is invertible. `slope` computes $w \cdot \hat u > -1$.
 
     $$ \hat u = u + (w \cdot \hat u - w \cdot u)\, w / |w|^2 $$
     """

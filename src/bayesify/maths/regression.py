@@ -53,15 +53,14 @@ class Regression:
 
 @dataclass(frozen=True)
 class RegressionFactors:
-    r"""The two matrices on which G regressions depend, solved in float64 if the device supports it.
+    r"""The two matrices that determine G regressions. The regressions are solved in float64 if the device supports it.
 
-    In float32, rounding loses the prior's identity matrix if $\lVert B \rVert$ exceeds about $10^4$. In float64, the
-    identity is preserved for norms up to $10^{12}$, and also for larger norms that are due only to the units of the
-    columns of B.
+    In float32, rounding loses the prior's term I in $I + B$ if $\lVert B \rVert$ exceeds about $10^4$. In float64, the term I is
+    preserved for norms up to $10^{12}$. It is also preserved for larger norms that are due only to the units of the columns of B.
 
-    `careful` is the name of $I + B$ for warnings and errors. If it is given, a matrix that is not finite raises an
-    error. A matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at least
-    1. No variance then exceeds the prior's variance. If it is not given, failures are only marked in `failed`.
+    `careful` is a name for $I + B$ in warnings and errors, or `None`. If `careful` is given, a matrix that is not finite raises
+    an error. A matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at least
+    1. No variance then exceeds the prior's variance. If `careful` is `None`, failures are only marked in `failed`.
     """
 
     gram: Tensor  # B, [*batch, G, D, D]
@@ -90,8 +89,8 @@ class RegressionFactors:
         return Regression(root.mT @ (root @ cross), root, logs.sum(-1), failed)
 
     def draw(self, noise: Tensor, kl_form: str) -> tuple[Tensor, Tensor, Tensor]:
-        r"""A draw, its KL and `failed`. For `"closed"`, a hand-written gradient needs half as many operations as
-        autograd.
+        r"""A draw, its KL and `failed`. If the form of the KL is `"closed"`, a hand-written gradient needs half as many
+        operations as autograd.
 
         $$ \tilde W = K^\top (K\, C + \epsilon), \qquad K = L^{-1} $$
 

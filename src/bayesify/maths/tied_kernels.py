@@ -24,7 +24,8 @@ def _softplus(x):
 
 @triton.jit
 def _entries(owners, table, base, factors, RANK: tl.constexpr):
-    """For this program's tile: table row, chunk, and the entries' positions, existence, rows, columns, means and stds."""
+    """Facts about this program's tile: its row of the table and its number within the matrix. For each entry: the position,
+    whether it exists, the row, the column, the mean and the std."""
     place = tl.program_id(0)
     row = table + tl.load(owners + 2 * place) * COLUMNS
     chunk = tl.load(owners + 2 * place + 1)

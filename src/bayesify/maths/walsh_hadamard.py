@@ -68,7 +68,8 @@ def _sums(matrix: Tensor) -> Tensor:
 
 
 class _Dyadic(Function):
-    """Matrix with entries c_{i ^ j} or, if `sums`, its transpose. Each is the other's gradient, a gather and not a scatter."""
+    """The map from c to the matrix with entries c_{i ^ j} or, if `sums` is true, the transpose of this map. The gradient of each
+    map is the other map, so it gathers entries instead of scattering them."""
 
     @staticmethod
     def forward(value: Tensor, sums: bool) -> Tensor:

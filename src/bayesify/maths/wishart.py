@@ -18,8 +18,8 @@ def bartlett(dof: Tensor, size: int, num_draws: int, generator: Randomness = Non
     $$ A_{ii}^2 \sim \chi^2_{n - i + 1} = 2\,\mathrm{Gamma}(\tfrac{n - i + 1}{2}, 1), \quad i = 1, \dots, K, \qquad
        A_{ij} \sim \mathcal{N}(0, 1), \quad i > j. $$
 
-    With $T T^\top = V$, $T A A^\top T^\top$ is a draw of $\mathcal{W}_K(V, n)$. Draws, [S, *batch, K, K], are differentiable
-    with respect to the degrees of freedom n, [*batch], which exceed K - 1 and may be any numbers (see `draw_gamma`).
+    With $T T^\top = V$, $T A A^\top T^\top$ is a draw of $\mathcal{W}_K(V, n)$. Draws are differentiable with respect to the
+    degrees of freedom n, which may be any numbers above K - 1 (see `draw_gamma`). Draws are [S, *batch, K, K], and n is [*batch].
     """
     halves = (dof.unsqueeze(-1) - torch.arange(size, dtype=dof.dtype, device=dof.device)) / 2
     diagonal = (2 * draw_gamma(halves, num_draws, generator)).sqrt()  # [S, *batch, K]
@@ -29,7 +29,8 @@ def bartlett(dof: Tensor, size: int, num_draws: int, generator: Randomness = Non
 
 
 def bartlett_mean(dof: Tensor, size: int) -> Tensor:
-    r"""$\mathbb{E}[A]$ of `bartlett`, diagonal with $\sqrt2\, \Gamma(\tfrac{n - i + 2}{2}) / \Gamma(\tfrac{n - i + 1}{2})$."""
+    r"""$\mathbb{E}[A]$ for the matrix A of `bartlett`. It is diagonal, with entries $\sqrt2\, \Gamma(\tfrac{n - i + 2}{2}) /
+    \Gamma(\tfrac{n - i + 1}{2})$."""
     halves = (widened(dof).unsqueeze(-1) - torch.arange(size, dtype=widened(dof).dtype, device=dof.device)) / 2
     roots = math.sqrt(2) * (torch.lgamma(halves + 0.5) - torch.lgamma(halves)).exp()
     return torch.diag_embed(roots).to(dof.dtype)
@@ -42,8 +43,8 @@ def wishart_kl(precision: Tensor, dof: Tensor, prior_precision: float, prior_dof
     $$ \frac{n_0}{2} \log\det(\Psi / c) + \frac n2 (\operatorname{tr}(c \Psi^{-1}) - K)
        + \log \frac{\Gamma_K(n_0 / 2)}{\Gamma_K(n / 2)} + \frac{n - n_0}{2} \psi_K(n / 2) $$
 
-    with the multivariate gamma function $\Gamma_K$ and $\psi_K$, the derivative of its logarithm, for precisions $\Psi$,
-    [*batch, K, K], and degrees of freedom n, [*batch]. The computation uses float64 if the device supports it.
+    Here $\Gamma_K$ is the multivariate gamma function, and $\psi_K$ is the derivative of its logarithm. The precisions $\Psi$ are
+    [*batch, K, K], and the degrees of freedom n are [*batch]. The computation uses float64 if the device supports it.
     """
     psi, n, size = widened(precision), widened(dof), precision.shape[-1]
     factor = torch.linalg.cholesky_ex(psi)[0]

@@ -70,8 +70,8 @@ class CalibrationCurve:
 
     Args:
         expected: Levels of the intervals, [K].
-        observed: Share of targets inside the intervals, [K]. If a share is above `expected`, the intervals are too wide; if it is
-            below, they are too narrow.
+        observed: Share of targets inside the intervals, [K]. If a share is above the level in `expected`, the intervals are too
+            wide; if it is below this level, they are too narrow.
     """
 
     expected: Tensor

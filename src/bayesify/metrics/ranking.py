@@ -59,8 +59,8 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
         outside: Prediction of out-of-distribution examples.
 
     Returns:
-        Scores named `auroc_*` and `aupr_*`. In a classification, they exist for `max_probability`, `entropy` and
-        `mutual_information`; in a regression, for `epistemic` and `variance` (the total variance).
+        Scores named `auroc_*` and `aupr_*`. A classification has scores for `max_probability`, `entropy` and
+        `mutual_information`. A regression has scores for `epistemic` and `variance` (the total variance).
 
     Raises:
         ValueError: If only one prediction is a regression, a prediction is empty, or an uncertainty is not finite.

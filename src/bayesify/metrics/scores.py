@@ -28,8 +28,8 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
       targets (outputs, positions, pixels).
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
     - `crps`: mean continuous ranked probability score in y's unit; see `RegressionPredictive.crps`.
-    - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level. For a
-      calibrated prediction these are 0.5, 0.9 and 0.95, or more if it has atoms (counts, floors).
+    - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level. For a calibrated
+      prediction, the shares are 0.5, 0.9 and 0.95. They can be larger if the prediction has atoms (counts, floors).
 
     Classification (each binary output counts as two classes):
 

@@ -33,7 +33,8 @@ def attend(
     mask: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, ...]:
-    """Moments of attention, from means and variances of queries, [B, ..., T, D], keys and values, [B, ..., J, D].
+    """Means and variances of the outputs of attention, computed from the means and variances of queries, [B, ..., T, D], and of
+    keys and values, [B, ..., J, D].
 
     `share` is the correlation between the positions of the values, [B]. The mask is added to the scores. The results
     are the outputs' means and variances, each [B, ..., T, D]; the attention, [B, ..., T, J]; and the variance of the

@@ -77,8 +77,9 @@ def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    r"""Correlation of the noise that shared weights cause, at neighboring positions and at any two positions. The correlation at
-    positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for p = q: [2, B].
+    r"""Weights that all positions share cause correlated noise. The result contains its correlation at neighboring positions and
+    at any two positions. The correlation at positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the
+    same sum for p = q: [2, B].
 
     `weight` is the variance of the weights of each input channel, summed over outputs, [I].
     """
@@ -181,7 +182,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
 def _second(
     x: Any, weight: Tensor | None, layer: Callable[..., Tensor], channels: tuple[int, ...]
 ) -> Callable[[], Spread] | None:
-    """The noise of random weights that multiplies the noise of their inputs; `None` if either is fixed."""
+    """The noise from products of random weights with random inputs; `None` if the weights or the inputs are fixed."""
     if weight is None or not isinstance(x, Moments):
         return None
     value = value_of(x)
@@ -328,7 +329,7 @@ MAX_NOISE_SHARE = 0.4
 
 
 def _check_noise(what: str, scale: Tensor, noise: Tensor) -> None:
-    """Raise `NoRule` if the units are normalized by a squared scale and their variance is too large a share of it."""
+    """Raise `NoRule` if the variance of the units is too large a share of the squared scale that normalizes them."""
     share = float((noise * scale.square()).mean())
     if share > MAX_NOISE_SHARE:
         raise NoRule(
@@ -481,7 +482,7 @@ def _normalize(
         return units if factor is None else units * factor
 
     def push(change: Tensor) -> Tensor:
-        """The scaled change, without its mean and its part along z."""
+        """Subtract a change's mean and its component along z, and scale the result."""
         change = change.reshape(shape)
         change = change - change.mean((-2, -1), keepdim=True)
         return back((change - z * (z * change).mean((-2, -1), keepdim=True)) * scale, weight)

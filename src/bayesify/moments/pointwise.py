@@ -31,7 +31,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
-    """The units that a function of other units gives. The function's result has the given mean, variance and gain."""
+    """The units that a function of other units gives. `found` contains the mean, the variance and the gain of the result."""
     mean, variance, gain = found
     # If the inputs at two positions have correlation r, the nonlinear parts have a correlation of about r^2 (second Hermite
     # polynomial).

@@ -267,7 +267,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
-    """Node of all outputs, or of the chosen outputs, with the shape [B, O]."""
+    """Node of the graph of responses for all outputs, or for the chosen outputs, with the shape [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
         return value.node
     size = value.mean[0].numel() if chosen is None else len(chosen)

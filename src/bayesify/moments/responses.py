@@ -32,14 +32,16 @@ class Noise(Protocol):
 
     @property
     def num_sure(self) -> int:
-        """Number of parts, at the start of `features`, that do not depend on an estimated correlation between positions."""
+        """Number of tensors, at the start of the list `features`, that do not depend on an estimated correlation between
+        positions."""
 
     @property
     def is_rest(self) -> bool:
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """Parts [B, F] whose squares add up to a variance: the variance of the sum over units of slope times noise.
+        """A list of tensors [B, F] whose squares add up to a variance: multiply the noise of each unit by its slope and sum over
+        units; the result is the variance of this sum.
 
         The slopes have the units' shape.
         """
@@ -70,7 +72,7 @@ class Spread:
 
     @property
     def num_sure(self) -> int:
-        """0 for the nonlinear part of units with several positions, otherwise the number of all parts."""
+        """0 if this is the nonlinear part of units with several positions; otherwise the number of all tensors in `features`."""
         alone = all(flag in (1, -1) or size == 1 for flag, size in zip(self.channels, self.variance.shape, strict=True))
         return 2 if alone or not self.is_rest else 0
 
@@ -109,12 +111,12 @@ class Correlated:
 
     @property
     def num_sure(self) -> int:
-        """0 if there are several positions, otherwise the number of all parts."""
+        """0 if there are several positions; otherwise the number of all tensors in `features`."""
         return 2 if self.covariance.shape[1] == 1 else 0
 
     @cached_property
     def factor(self) -> Tensor:
-        """Matrices F with $F F^\top$ equal to the covariances."""
+        r"""Matrices F with $F F^\top$ equal to the covariances."""
         values, vectors = torch.linalg.eigh(self.covariance)
         found: Tensor = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
         return found
@@ -141,7 +143,7 @@ class SharedWeights:
 
     @property
     def num_sure(self) -> int:
-        """Number of all parts except the parts of `second`."""
+        """Number of all tensors in `features`, except those of `second`."""
         return (self.variance is not None) + (self.bias is not None)
 
     @cached_property
@@ -216,8 +218,8 @@ def _cost(node: Node) -> float:
 class Plan:
     """The nodes that are differentiated, from the last to the first, and the noise of each node.
 
-    `outputs` is the number of outputs to differentiate. The walk over the nodes ends before it exceeds the budget of
-    multiplications, at a value whose total noise is known and through which all earlier noise passes.
+    `outputs` is the number of outputs to differentiate. The walk over the nodes stops before it exceeds the budget of
+    multiplications. It stops at a value whose total noise is known and through which all earlier noise passes.
     """
 
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:

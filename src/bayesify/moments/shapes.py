@@ -318,7 +318,8 @@ def _largest(dims: int, is_adaptive: bool, *functions: Callable[..., Any]) -> No
         ]
 
         def windows(maps: Tensor, fill: float = 0.0) -> list[Tensor]:
-            """A list with the first positions of all windows, the second positions, and so on."""
+            """A list with one tensor for each position in a window: the first tensor contains the first positions of all windows,
+            the second tensor the second positions, and so on."""
             maps = F.pad(maps, pads, value=fill) if any(pads) else maps
             return [maps[(slice(None), slice(None), *at)] for at in itertools.product(*spans)]
 
@@ -627,7 +628,8 @@ def _index(x: Any, index: Any) -> Any:
 
 
 def _narrowed(value: Value) -> Value:
-    """The units, whose noise sources in the last layer are restricted to the channels of the units."""
+    """The same units, but with fewer noise sources: of the last layer's sources, only those of the units' own channels are
+    kept."""
     own = value.own_lanes()
     if not own or not meet(own, value.sources):
         return value

@@ -50,9 +50,9 @@ class Value:
     channel have the same correlation within an example. The covariance of the outputs does not need this approximation
     (see `responses`).
 
-    The kind of an axis is -1 for the batch, 0 for positions, and n > 0 for channels of n consecutive positions each. If
-    these units are a nondecreasing function of other units, `before` holds those units and the function, so that
-    maximum pooling can be applied before the function. Values whose stems overlap are strongly correlated.
+    `channels` gives the kind of each axis: -1 for the batch, 0 for positions, and n > 0 for channels of n consecutive positions
+    each. If these units are a nondecreasing function of other units, `before` holds those units and the function, so that maximum
+    pooling can be applied before the function. Two values whose `stem` attributes overlap are strongly correlated.
     """
 
     mean: Tensor  # [B, ...]
@@ -95,7 +95,8 @@ class Value:
         return count_positions(self.channels, self.mean.shape)
 
     def own_lanes(self) -> Sources:
-        """The last linear map, and the range of its channels that these units contain; empty if the range is unknown."""
+        """The index of the last linear map, and the range of its channels that these units contain; empty if the range is
+        unknown."""
         if self.lanes is None or self.aligned < 0:
             return frozenset()
         few = self.lanes[tuple(0 if step == 0 else slice(None) for step in self.lanes.stride())]
@@ -304,8 +305,9 @@ standard deviations by at most 4 %, and one reverse pass per unit would cost as 
 
 
 def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The variances of all units, [B, n], the nonlinear parts of the variances, and the covariances of unit i of the first
-    value with unit i of the second value; see `responses`. The result is `None` if there are too many units.
+    """Three results: the variances of all units, [B, n]; the nonlinear parts of these variances; and, for each i, the covariance
+    of unit i of the first value with unit i of the second value. See `responses`. The result is `None` if there are too many
+    units.
     """
     shape = values[0].mean.shape
     rows = shape[values[0].batch]
@@ -362,8 +364,8 @@ def _back(flat: Tensor, value: Value) -> Tensor:
 
 
 def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
-    """Two values of the same shape with known variances, and the covariance of each pair of units; `None` if there are too
-    many units to compute the variances one by one."""
+    """The two given values, now with known variances, and the covariance of each unit of the first with the same unit of the
+    second. The result is `None` if there are too many units to compute the variances one by one."""
     found = _settle(x, y)
     if found is None:
         return None
@@ -387,8 +389,8 @@ channels."""
 
 
 def correlations(value: Value) -> Tensor | None:
-    """For maps [B, C, ...], the correlation of each pair of positions, [B, P, P], from linear responses and averaged over some
-    channels; `None` if this is too expensive."""
+    """The correlation of each pair of positions of maps [B, C, ...], computed from linear responses and averaged over some
+    channels: [B, P, P]. The result is `None` if this is too expensive."""
     rows, count, *sizes = value.mean.shape
     most = max(MIN_COMPARED_CHANNELS, min(MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS // math.prod(sizes)))
     chosen = torch.linspace(0, count - 1, min(count, most)).long().tolist()
@@ -411,8 +413,8 @@ def correlations(value: Value) -> Tensor | None:
 
 
 def channel_covariances(value: Value) -> Tensor | None:
-    """The covariance, at each position, of the channels on the last axis, [B, P, C, C]; `None` if it is too expensive to
-    compute."""
+    """The covariance of the channels on the last axis, for each position: [B, P, C, C]. The result is `None` if it is too
+    expensive to compute."""
     moved = value.mean.movedim(value.batch, 0)
     rows, count = moved.shape[0], moved.shape[-1]
     if value.doubt == EXACT and value.sources == value.stem:  # channels are independent
@@ -457,7 +459,8 @@ def per_axis(size: Any, dims: int) -> list[int]:
 def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
     """The units of a handle. The units of a weight are the same random numbers for every example.
 
-    A weight's units have the given number of axes. If it is 0, the weight's own first axis, of length 1, becomes the batch.
+    `axes` is the number of axes of the units of a weight. If `axes` is 0, the units have the weight's own axes, and the first
+    axis, which must have length 1, becomes the batch.
     """
     if x.value_ is not None:
         return x.value_

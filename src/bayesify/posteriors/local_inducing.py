@@ -33,10 +33,10 @@ class LocalInducing(Posterior):
     $$ q(W_l) = \prod_r \mathcal{N}(w_r;\, \Sigma Z_l^\top \Lambda_l v_r,\, \Sigma), \qquad
        \Sigma = ((T T^\top)^{-1} + Z_l^\top \Lambda_l Z_l)^{-1} $$
 
-    over the rows of `[W b]`, whose prior is $\mathcal{N}(0, T T^\top)$. This is eq. 11 with inducing inputs $Z_l$ of
-    the layer itself instead of propagated inputs. Layers are independent and q is Gaussian, so the moments and the KL have a
-    closed form given the prior. An inducing input is one row that the layer's matrix multiplies, with a 1 for the bias. For a
-    convolution, the row is a patch. Every kind of weight is supported.
+    The vectors $w_r$ are the rows of `[W b]`, and their prior is $\mathcal{N}(0, T T^\top)$. This is eq. 11 with inducing inputs
+    $Z_l$ of the layer itself instead of propagated inputs. Layers are independent and q is Gaussian, so the moments and the KL
+    have a closed form given the prior. An inducing input is one row that the layer's matrix multiplies, with a 1 for the bias.
+    For a convolution, the row is a patch. Every kind of weight is supported.
 
     Stored parameters of each layer: `points_value` (Z), `pseudo_outputs` (V) and `log_precision`, the diagonal of $\log
     \Lambda$.
@@ -151,17 +151,17 @@ class LocalInducing(Posterior):
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:
-        """Apply `use` to each layer, and split the results, [rows, cols], into weights by name. The prior's scales are at their
-        means."""
+        """Apply `use` to each layer, and split the results, [rows, cols], into weights by name. If the prior draws its scales,
+        the means of these scales are used."""
         scale = typical_scale(self)
         return by_layer(self.layers, lambda layer: self._stored(use(layer, self.regression(layer, scale), scale)))
 
     def mean(self) -> dict[str, Tensor]:
-        """The means of the regression. If the prior draws its scales, the scales are at their means."""
+        """The means of the regression. If the prior draws its scales, the means of these scales are used."""
         return self._each(lambda layer, found, scale: scale.push(layer, found.mean.mT).squeeze(0))
 
     def variance(self) -> dict[str, Tensor]:
-        """The diagonal of Sigma, the same for every row. If the prior draws its scales, the scales are at their means."""
+        """The diagonal of Sigma, the same for every row. If the prior draws its scales, the means of these scales are used."""
 
         def spread(layer: Layer, found: Regression, scale: PriorScale) -> Tensor:
             return scale.push(layer, found.root).square().sum(-2).expand(layer.rows, -1)

@@ -31,8 +31,8 @@ class MeanField(Posterior):
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
     Stored parameters: `mean_value` is measured in `units` and starts at the network's weights. `raw_std` is the log of the
-    standard deviation. If `max_std` is given, it is instead the input of a scaled sigmoid. Both weights and biases are Gaussian.
-    One call draws the noise of the whole network.
+    standard deviation. If `max_std` is given, `raw_std` is instead the input of a scaled sigmoid. Both weights and biases are
+    Gaussian. One call draws the noise of the whole network.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
@@ -41,7 +41,7 @@ class MeanField(Posterior):
         local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each example
             once (see `LocalGaussian`). Other layers and predictions draw weights. With noise at the outputs, gradients are less
             noisy than with drawn weights, but a step takes longer.
-        units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"` it is the
+        units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"`, a stored mean is the
             mean divided by the prior's standard deviation. If the prior draws its standard deviation, the divisor is the initial
             mean of this standard deviation. With `"prior"`, a step of Adam moves each mean by the learning rate times the prior's
             standard deviation, in layers of any width. The code of Ober & Aitchison (2021) does the same. With `"weight"`, a
@@ -75,7 +75,8 @@ class MeanField(Posterior):
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Start means at the network's weights, and standard deviations at `start_std`, by default at most `max_std / 2`."""
+        """Set the initial means to the network's weights, and the initial standard deviations to `start_std`. If the user has not
+        set them, they are at most `max_std / 2`."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         starts: dict[str, Tensor] = {}
@@ -131,7 +132,8 @@ class MeanField(Posterior):
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`. A kernel works only if the parameters have no upper bound, no units and no pruned entries."""
+        """See `Posterior`. A kernel can be used only without `max_std`, with means stored in the unit of the weights, and without
+        pruned entries."""
         return (
             kernels_suit(request, first_parameter(self.mean_value))
             and self.max_std is None

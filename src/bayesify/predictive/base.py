@@ -64,8 +64,8 @@ class Outputs:
         """Apply a function to each chunk, and join the results along the first axis, which is the axis of examples.
 
         Args:
-            function: Function of outputs [S, rows, ...] and of the same rows of each further tensor. It returns a tensor, or a
-                tuple of tensors, with examples on the first axis.
+            function: Function that takes outputs [S, rows, ...] and, for each tensor in `rowwise`, the same rows. It returns a
+                tensor, or a tuple of tensors, with examples on the first axis.
             rowwise: Tensors with one row per example.
         """
         results, start = [], 0

@@ -121,7 +121,8 @@ class ClassificationPredictive(Predictive):
         return (y != self._ignore_index).reshape(len(y), -1).sum(1).clamp_min(1)
 
     def match_labels(self, y: Tensor) -> Tensor:
-        """Integer labels with the shape of `labels`. A last axis of one entry is added or dropped if necessary.
+        """The given labels as integers, with the shape of the property `labels`. A last axis of one entry is added or dropped if
+        necessary.
 
         Raises:
             ValueError: If the labels do not fit the predictions, or a label is not a class.

@@ -14,7 +14,7 @@ class Finding:
         code: `"not_converged"`, `"scales_still"`, `"scales_wide"`, `"no_uncertainty"`, `"kl_dwarfs"`,
             `"worse_than_start"`, `"learned_little"`, `"members_apart"`, `"search_at_edge"`, `"starts_elsewhere"`,
             `"coverage_off"`, `"less_calibrated"`, `"probabilities_as_logits"` or `"labels_as_numbers"`.
-        sentence: The observation, with its numbers.
+        sentence: The observation as a sentence, with the measured numbers.
         remedy: Advice on how to solve the problem.
     """
 

@@ -90,7 +90,8 @@ class OutputGaussian:
         return rows.reshape(len(rows), *last).movedim(-1, self._axis)
 
     def logits(self, axis: int | None) -> tuple[Tensor, Spread]:
-        """The means [B, ..., K] and a spread over the classes. The spread has B P rows, one for each of an example's P positions.
+        """The means of the logits, [B, ..., K], and their covariances over the classes as a `Spread`. The spread has B P rows,
+        one for each of an example's P positions.
 
         The axis of the classes is counted from the end. If it is `None`, each output is the difference of two logits.
         """
@@ -137,7 +138,7 @@ class OutputGaussian:
 
 
 def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
-    """The parts of covariances that predictions use if the whole matrix is too large: variances, [B, O], or `class_blocks`."""
+    """If the whole covariances are too large, predictions use only these parts of them: variances, [B, O], or `class_blocks`."""
     return covariance.diagonal(dim1=-2, dim2=-1) if axis is None else class_blocks(covariance, shape, axis)
 
 
@@ -151,8 +152,9 @@ def class_blocks(covariance: Tensor, shape: Sequence[int], axis: int) -> Tensor:
 class GaussianRegressionPredictive(RegressionPredictive):
     r"""$\mathcal{N}(y; f, C + \text{noise})$: the exact predictive of the linearized model with Gaussian noise.
 
-    The outputs f have the mean and the variance that are given, [B, O], and so has the noise. If `correlated`, targets are scored
-    jointly over outputs, with the covariance C. Otherwise outputs are scored independently, each with its own variance.
+    `mean` and `variance` are the mean and the variance of the outputs f, and `noise` is the variance of the noise, [B, O] each.
+    If `correlated`, targets are scored jointly over outputs, with the covariance C. Otherwise outputs are scored independently,
+    each with its own variance.
     """
 
     is_mixture = False
@@ -275,8 +277,8 @@ class GaussianClassPredictive(ClassificationPredictive):
 
 
 def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
-    """Log of the joint density of Gaussian variables, [B]. Each censored variable contributes the probability of being
-    at most `residual`.
+    """Log of the joint density of Gaussian variables, [B]. A censored variable contributes, instead of its density, the
+    probability that it is at most `residual`.
 
     Each variable is conditioned on the variables before it. Every censored variable except the last is integrated over `nodes`
     quantiles of its tail. `residual` and `censored` are [B, O], and `factor` is the lower Cholesky factor of the covariances, [B,

@@ -109,8 +109,8 @@ class RegressionPredictive(Predictive):
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        r"""Logarithm of the density of the uncensored outputs times the probability that the censored outputs C are at most y,
-        averaged over draws: [B].
+        r"""For each draw, multiply the density of the uncensored outputs by the probability that the censored outputs C are at
+        most y. The result is the logarithm of the mean of these products over draws: [B].
 
         $$ \log \frac1S \sum_s \prod_{o \notin C} p(y_o; \theta_{so}) \prod_{o \in C} P(Y_o \le y_o; \theta_{so}) $$
 
@@ -125,7 +125,8 @@ class RegressionPredictive(Predictive):
         return self._log_mean(y, censored, lambda found: found)
 
     def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
-        """Logarithm of the mean over draws, after `joined` combines the log-densities and log-probabilities [S, rows, O]."""
+        """Combine the log-densities and log-probabilities [S, rows, O] of each draw with `joined`, and return the logarithm of
+        the mean over draws."""
         masks = () if censored is None or not bool(censored.any()) else (censored,)
 
         def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
@@ -192,7 +193,8 @@ class RegressionPredictive(Predictive):
         return lower, upper
 
     def steps(self) -> Tensor | None:
-        """P(Y <= k) for k = 0, 1, ... up to a tail probability of 1e-9, [K, B, O]; `None` for large counts and other values."""
+        """P(Y <= k) for k = 0, 1, ... up to a tail probability of 1e-9, [K, B, O]. The result is `None` if counts are large or if
+        targets are not counts."""
         family = self.family
         if not isinstance(family, CountFamily):
             return None

@@ -56,7 +56,8 @@ class Spread(ABC):
 
     @abstractmethod
     def move(self, noise: Tensor) -> Tensor:
-        """Turn standard normal noise, [S, N, n], or [S, 1, n] if all rows share it, into deviations from the mean, [S, N, K]."""
+        """Turn standard normal noise into deviations from the mean, [S, N, K]. The noise is [S, N, n], or [S, 1, n] if all rows
+        share it."""
 
     @abstractmethod
     def dense(self) -> Tensor:

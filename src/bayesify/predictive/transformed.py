@@ -39,7 +39,8 @@ class TargetTransform:
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    If targets are at least 0, no target has a z below the z of the target 0. A z below the z of the target 0 is mapped back to 0.
+    For a transform whose targets are at least 0, every target has a z that is at least the z of the target 0. A smaller z is
+    mapped back to the target 0.
 
     Args:
         name: Name of the transform; see above.
@@ -128,7 +129,7 @@ class TargetTransform:
         return tuple(part.to(like) for part in (self.shift, self.scale, self.power, self.unit))
 
     def forward(self, y: Tensor) -> Tensor:
-        """The values z of targets [..., O]; minus infinity for values below all possible targets."""
+        """The values z of targets [..., O]. The result is minus infinity for a y below all possible targets."""
         shift, scale, power, unit = self._numbers(y)
         if self.name == "log":
             found = y.clamp_min(0).log()
@@ -183,8 +184,8 @@ class TargetTransform:
 
     @property
     def least(self) -> Tensor:
-        """The smallest target, [O]. Every z that no target has is mapped to this target. The result is minus infinity if every z
-        has a target."""
+        """The smallest target, [O]. A z that is too small to belong to any target is mapped to this target. The result is minus
+        infinity if every z has a target."""
         bounded = self.power > SMALL_POWER if self.name == "box_cox" else self.name in ("log1p", "sqrt")
         return torch.where(
             torch.as_tensor(bounded, device=self.shift.device), 0.0, torch.full_like(self.shift, -math.inf)
@@ -211,13 +212,13 @@ class TransformedPredictive(RegressionPredictive):
     r"""The distribution of y, given a transform z of y and the predictive of z.
 
     Quantiles, intervals and the distribution function are mapped back from z and are exact. The log-density is the log-density of
-    z plus $\log dz/dy$. Mean and variance are integrals of the quantile function over the normal quantiles $u = \Phi^{-1}(p)$,
-    $|u| < 6$. Quantiles of z are computed at some places and interpolated by cubics in between. For mixtures of Gaussians, the
-    error of mean and variance is about 1e-3. In other families, the tails may be so heavy that the mean of y does not exist. For
-    these families, unless the transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any
-    transform, the mean is limited to the range of the middle 99.9 %. Otherwise, tails that no data support would determine the
-    mean of a wide Gaussian of log y. The CRPS uses the same quantiles. The epistemic share of the variance is the same as for z.
-    If the transform is only a shift and a scale, everything is exact.
+    z plus $\log dz/dy$. Mean and variance are computed by integrating the quantile function over $u = \Phi^{-1}(p)$ for $|u| <
+    6$. Quantiles of z are computed at some places and interpolated by cubics in between. For mixtures of Gaussians, the error of
+    mean and variance is about 1e-3. In other families, the tails may be so heavy that the mean of y does not exist. For these
+    families, unless the transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any
+    transform, the mean is limited to the range of the middle 99.9 %. Without this limit, the far tails, where there are no data,
+    would determine the mean if log y is a wide Gaussian. The CRPS uses the same quantiles. The ratio of the epistemic variance to
+    the total variance is the same as for z. If the transform is only a shift and a scale, everything is exact.
 
     Args:
         inner: The predictive of z, [B, O].
@@ -308,7 +309,8 @@ class TransformedPredictive(RegressionPredictive):
         return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:
-        """The probability that the target is at most y, computed from the probability p that the value is at most z."""
+        """The probability that the target is at most y. It is computed from p, the probability that the transformed target is at
+        most z."""
         return p
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
@@ -336,7 +338,7 @@ class TransformedPredictive(RegressionPredictive):
 
     @property
     def _least(self) -> Tensor:
-        """The smallest target if it is an atom, [O]; minus infinity if there is no atom."""
+        """The smallest target, if it is an atom; otherwise minus infinity: [O]."""
         return torch.maximum(self.transform.least, self._family_least)
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -348,8 +350,8 @@ class TransformedPredictive(RegressionPredictive):
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Logarithm of the density of the uncensored outputs times the probability that the censored outputs are at most y:
-        [B]."""
+        """The logarithm of a product: the density of the uncensored outputs times the probability that the censored outputs are
+        at most y: [B]."""
         z, mask, slope = self._places(y, censored)
         return self.inner.censored_log_prob(z, mask) + slope.flatten(1).sum(-1).to(z)
 
@@ -359,7 +361,8 @@ class TransformedPredictive(RegressionPredictive):
         return self.inner.marginal_log_prob(z, mask) + slope.to(z)
 
     def _places(self, y: Tensor, censored: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The values z of targets, a mask of atoms and censored targets, and log dz/dy (or minus infinity) for the log-density."""
+        """Three results: the values z of the targets; a mask that is true for atoms and for censored targets; and log dz/dy,
+        which is minus infinity for impossible targets."""
         z, at = self._standardized(y), match_targets(y, self.inner.mean).double()
         least = self._least.to(at)
         mask = at == least if censored is None else censored | (at == least)
@@ -378,7 +381,7 @@ class TransformedPredictive(RegressionPredictive):
         return self._probability(at, self.inner.below, at > self._least.to(at))
 
     def _probability(self, y: Tensor, of: Callable[[Tensor], Tensor], possible: Tensor) -> Tensor:
-        """A probability of z if `possible`, otherwise 0."""
+        """The probability that `of` computes from z, or 0 for targets that are not `possible`."""
         z = self._standardized(y)
         found = torch.where(possible & z.isfinite(), of(z.nan_to_num(0, 0, 0)), (z == math.inf).to(z))
         return self._recalibrated(found)
@@ -409,7 +412,8 @@ def knot_at(level: float, p: Tensor, y: Tensor) -> Tensor:
 
 
 def _cubic(coarse: Tensor, fine: Tensor) -> Tensor:
-    """The matrix of cubic interpolation from evenly spaced coarse places to fine places, [F, C], each from four coarse places."""
+    """The matrix that interpolates from evenly spaced coarse points to fine points, with a cubic polynomial through four coarse
+    points: [F, C]."""
     count = len(coarse)
     place = (fine - coarse[0]) / (coarse[1] - coarse[0])
     first = (place.floor() - 1).clamp(0, count - 4).long()

@@ -223,7 +223,8 @@ class Prior(nn.Module):
         return self.draw(1)
 
     def live(self) -> PriorDraw:
-        """Like `typical`, but computed again at each access, so that it follows the training of the hyperparameters' posterior."""
+        """Like `typical`, but the values are computed again at each access, so that they follow the training of the
+        hyperparameters' posterior."""
         typical = self.typical()
         if typical.fixed:
             return typical
@@ -238,7 +239,7 @@ _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class _Live(Mapping[str, Any]):
-    """One of the mappings of `Prior.typical`, computed again at each access."""
+    """A mapping, such as `std`, of the result of `Prior.typical`. It is computed again at each access."""
 
     def __init__(self, prior: Prior, key: str) -> None:
         self.prior, self.key = prior, key

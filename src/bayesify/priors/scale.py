@@ -23,7 +23,7 @@ class Scale(Prior):
        q(s_l) = \mathrm{Gamma}(2 + \alpha_l, 2 + \beta_l) $$
 
     where the two arguments of Gamma are shape and rate. The weight and the bias of a layer share $s_l$. Weights without
-    a fan-in have variance $1 / s_l$. The bound has
+    a fan-in have variance $1 / s_l$. The KL in the bound is
 
     $$ \mathrm{KL} = \mathbb{E}_{q(s)} \mathrm{KL}(q(w) \| p(w | s)) + \mathrm{KL}(q(s) \| p(s)). $$
 
@@ -81,7 +81,8 @@ class Scale(Prior):
         return PriorDraw(self._by_weight(mean[None]), self.kl(), std_variance=self._by_weight(variance[None], power=2))
 
     def _by_weight(self, roots: Tensor, power: int = 1) -> dict[str, Tensor]:
-        """For each weight, the values [S] of its layer, taken from [S, L], times a power of Neal's scale."""
+        """For each weight, take the values of its layer from [S, L] and multiply them by a power of the weight's scale under
+        Neal's prior: [S]."""
         columns = roots.unbind(-1)
         made: dict[tuple[str, float], Tensor] = {}
         for weight in self.weights.values():

@@ -30,8 +30,8 @@ class Varied(Prior):
 
     @classmethod
     def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
-        """The prior of the first of R models, from the scales of all models by weight name. Its attribute `every` contains the
-        scales of all models, [R, U]."""
+        """Make the prior of the first of R models. `stds` contains the scales of each model, by weight name. Its attribute
+        `every` contains the scales of all models, [R, U]."""
         made = cls()
         made.weights = dict(prior.weights)
         columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}

@@ -25,10 +25,10 @@ def has_moments(posterior: Posterior) -> bool:
 def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor) -> tuple[Tensor, Tensor]:
     r"""Mean and variance of $\phi^\top w_o$ for weights $w_o$ of single-output layers.
 
-    Independent weights have mean $\phi^\top m$ and variance $(\phi^2)^\top s^2$. A dense Gaussian has variance
-    $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. Let $\Phi$ be the features in the weights' shape.
-    Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$. A variance therefore costs O(n) for
-    n features, not O(n^2).
+    For independent weights, the mean is $\phi^\top m$ and the variance is $(\phi^2)^\top s^2$. For a dense Gaussian, the variance
+    is $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. Let $\Phi$ be the features in the weights' shape.
+    Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$. A variance therefore costs O(n) for n
+    features, not O(n^2).
 
     The weights are [1, n] each, one per output, and the features $\phi$ are [B, n]. Mean and variance are [B, O]. Raises
     `ValueError` for a posterior for which `has_moments` is false.

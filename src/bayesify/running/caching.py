@@ -63,7 +63,8 @@ class Results:
         return Results, ()
 
     def cached(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """Result of a computation on the owner's parameters, cached for their state if gradients and `vmap` are off."""
+        """Result of a computation on the owner's parameters. If gradients and `vmap` are off, the result is cached until the
+        parameters change."""
         if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling() or _SCOPE.anew:
             return compute()
         state = self._state_of(owner)

@@ -97,9 +97,10 @@ class Captures(Generic[Made]):
 class Captured(Generic[Result]):
     """A captured function, with the memory that its graph reads and the memory that every replay writes.
 
-    The function reads `inputs`, which `replay` fills, and has already run on a `side_stream`. It draws from the generators
-    and from torch's generator of the device; their states are restored if the capture fails. Graphs that never run at the
-    same time may share a memory pool. Every replay overwrites `results`, the return value of the function.
+    The function reads `inputs`, which `replay` fills. It must have run on a `side_stream` before. It draws random numbers from
+    `generators` and from torch's generator of the device; the states of these generators are restored if the capture fails.
+    Graphs that never run at the same time may share a memory pool. Every replay overwrites `results`, the return value of the
+    function.
     """
 
     def __init__(

@@ -160,7 +160,8 @@ def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
-    """Ids of tensors that an operation after node number `end` uses outside of a layer's call, and whether it is a product.
+    """Pairs of a tensor's id and a flag, for tensors that operations after node number `end` use outside of a layer's call. The
+    flag says whether the operation is a matrix product.
 
     `node` is the outputs' node in the autograd graph, and `made` has the nodes of the outputs of layer calls.
     """

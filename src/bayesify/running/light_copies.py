@@ -60,7 +60,8 @@ class KnownModules:
         self._holders: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
 
     def kind(self, kind: type) -> tuple[bool, bool, bool]:
-        """For modules of one type: whether they are torch's own, keep nothing of a pass, and are scripted."""
+        """Three facts about modules of one type: whether they are torch's own, whether a pass stores nothing in them, and whether
+        they are scripted."""
         own = is_torchs(kind)
         leaf = own and not issubclass(kind, nn.RNNBase)
         found = self.kinds[kind] = own, leaf, issubclass(kind, torch.jit.ScriptModule)
@@ -85,7 +86,8 @@ class KnownModules:
         return known[2]
 
     def serves_again(self, module: nn.Module) -> bool:
-        """Whether all that a pass can change in a module's copy is in the module's dict, and only children hold modules."""
+        """Whether a copy of the module can serve more than one pass. The module must have no forward hooks, must keep its state
+        in its `__dict__`, and must contain other modules only as children."""
         state, kind = module.__dict__, type(module)
         has_slots = kind.__basicsize__ > nn.Module.__basicsize__
         return not (
@@ -303,7 +305,8 @@ class LightCopy:
 
 
 class Record:
-    """Record of modules (without forward hooks) and of containers that their attributes hold, at one moment.
+    """Record of the state of modules, and of the containers in their attributes, at one moment. The modules must have no forward
+    hooks.
 
     Types, attributes, slots, children and entries are compared by identity.
     """

@@ -74,7 +74,8 @@ def count_activation_bytes(
 
 
 class CountBytes(TorchDispatchMode):
-    """Dispatch mode that adds up the `bytes` of all tensors that operations return. `largest` is the most in one operation."""
+    """Dispatch mode that adds up the `bytes` of all tensors that operations return. `largest` is the largest number of bytes from
+    a single operation."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

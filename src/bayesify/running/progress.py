@@ -75,8 +75,8 @@ class Display:
 class TimeLeft(Display):
     """Shows progress and the remaining time on standard error: as a bar in a terminal, otherwise as an occasional line.
 
-    The unit is counted in lines such as `3 of 10 runs finished`. With `bound`, the work may end early, so that the total
-    and the remaining time are upper bounds. `console` replaces the console of `rich` on standard error.
+    `unit` is the word for what is counted, such as "runs" in the line `3 of 10 runs finished`. With `bound`, the work may end
+    early, so that the total and the remaining time are upper bounds. `console` replaces the console of `rich` on standard error.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class TimeLeft(Display):
         self._start = self._said = monotonic()
 
     def tell(self, name: str, done: int, total: int, share: float | None = None) -> None:
-        """Show the progress of the work `name`. `share` is the finished share, for parts that differ in cost."""
+        """Show the progress of the work `name`. If the parts differ in cost, `share` is the fraction of the work that is
+        finished."""
         now, share = monotonic(), done / max(total, 1) if share is None else share
         if not self._show:
             return

@@ -75,7 +75,8 @@ def as_rows(
 
 
 def split_draws(tree: Any, num_draws: int, rows: int) -> Any:
-    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree; `NotByRows` if a tensor has other rows."""
+    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree; raises `NotByRows` if a tensor has another number of
+    rows."""
 
     def split(leaf: Tensor) -> Tensor:
         if not leaf.ndim or len(leaf) != rows:

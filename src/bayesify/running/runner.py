@@ -110,7 +110,8 @@ class Decisions:
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
     def mode(self, evaluate: bool) -> Mode:
-        """How to run several draws, depending on the BatchNorm layers that are in training mode; with `evaluate`, none are."""
+        """How to run several draws. The answer depends on whether BatchNorm layers are in training mode; with `evaluate`, no
+        layer is in training mode."""
         if self._loops or "draws" in self.vmaps.refused:
             return "loop"
         for norm in self._norms:
@@ -160,11 +161,11 @@ class Runner:
 
     A pass runs a light copy of the network (see `LightCopy`). The copy has its own slots, modes and hooks. Several threads can
     therefore use one network. Values that the network's own code assigns to its attributes and buffers are written back after the
-    pass. Exceptions are passes with `vmap` and passes in the evaluation mode of `evaluating`.
+    pass. Passes with `vmap`, and passes in the evaluation mode of `evaluating`, write nothing back.
 
-    `weights` were taken out of the network. `point_values` replace the network's own parameters and buffers, in the snapshot
-    for a prediction that is evaluated later. With `evaluate`, passes run in evaluation mode, whatever the network's own mode
-    is. Runners of the same network and weights may share a `state`.
+    `weights` describes, by name, the weights that were taken out of the network. `point_values` replace the network's own
+    parameters and buffers, in the snapshot for a prediction that is evaluated later. With `evaluate`, passes run in evaluation
+    mode, whatever the network's own mode is. Runners of the same network and weights may share a `state`.
     """
 
     def __init__(
@@ -198,7 +199,7 @@ class Runner:
         """A runner over a private light copy of the network, for several passes or for hooks.
 
         With `share`, only the slots of the weights will be filled, so that other leaf modules need no copy. With `again`, the
-        copy serves a single pass in the network's own mode, for which a reusable copy is sufficient.
+        runner serves a single pass in the network's own mode and may therefore reuse a copy from an earlier pass.
         """
         if torch.compiler.is_compiling():
             with modes_kept(self.network.modules(), evaluate=self.evaluate):
@@ -283,7 +284,7 @@ class Runner:
 
 
 class Pass(Runner):
-    """A runner over a network that is private or protected by a lock: it fills the slots and runs the network.
+    """A runner whose network is a private copy or is protected by a lock. It fills the network's slots and runs the network.
 
     The copy is `None` if the network itself runs; `places` are then the slots that the last pass filled. `unchanged` says
     whether `give_back` found the copy unchanged.

@@ -89,7 +89,7 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
 
 
 class Processes(Engine):
-    """Processes of joblib's loky.
+    """Engine that runs jobs in processes of this machine, with joblib's process pool loky.
 
     At the end, processes are asked to exit, which releases their resources. Only processes with an abandoned job are
     killed.

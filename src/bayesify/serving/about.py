@@ -20,8 +20,8 @@ MAX_TEXT_CHARACTERS = 80
 class Column(Plain):
     """A column of the training rows.
 
-    For each knot, `shares` has the share of the nonempty cells that are at most this knot. For each of `texts`, it has the share of
-    the nonempty cells that are equal to this text.
+    For each knot, `shares` contains the fraction of nonempty cells that are at most this knot. In a text column, `shares`
+    contains for each of `texts` the fraction of nonempty cells that are equal to this text.
     """
 
     name: str

@@ -27,8 +27,8 @@ class Drift:
     most t in the training rows, and G(t) is this share in the new rows. The maximum is taken over quantiles t of the training
     rows. For texts, it is half the sum of the absolute differences between the shares of each text. For empty cells, it is the
     difference between the shares of empty cells. A column is reported if its distance exceeds two limits. The first limit is
-    `MIN_DISTANCE`. Two samples of one distribution exceed the second limit by chance in about 1 of 100 cases. In the date columns
-    `day_first`, the day comes before the month.
+    `MIN_DISTANCE`. Two samples of one distribution exceed the second limit by chance in about 1 of 100 cases. `day_first` names
+    the date columns in which the day comes before the month.
     """
 
     def __init__(self, about: About, day_first: Collection[str]) -> None:
@@ -58,7 +58,8 @@ class Drift:
         return tuple(words for _, words in sorted(found, reverse=True)[:MAX_REPORTED_COLUMNS])
 
     def _shares(self, column: Column) -> tuple[float, str] | None:
-        """The distance between a column's nonempty cells in new and in training rows, with a sentence; `None` if it is small."""
+        """The distance between a column's nonempty cells in new rows and in training rows, and a sentence about this distance;
+        `None` if the distance is small."""
         before, count = self._trained - column.num_missing, self._present[column.name]
         if not column.shares or not count or not before:
             return None
@@ -83,7 +84,8 @@ class Drift:
         return distance, f"Column {column.name!r} differs from training by {distance:.2f}: {words}."
 
     def _gaps(self, column: Column) -> tuple[float, str] | None:
-        """The difference between the shares of empty cells in new and in training rows, with a sentence; `None` if it is small."""
+        """The difference between the shares of empty cells in new rows and in training rows, and a sentence about this
+        difference; `None` if the difference is small."""
         if not self._num_rows:
             return None
         own, before = 1 - self._present[column.name] / self._num_rows, column.num_missing / self._trained

@@ -143,7 +143,7 @@ def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFo
 def read_rows(
     frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
 ) -> tuple[Target, np.ndarray, DataFrame]:
-    """The target, its values or labels, and the inputs of the rows that have a target."""
+    """For the rows that have a target: the target, its values (for classes, the labels), and the inputs."""
     for column in ignore:
         if column not in frame.columns or column == target:
             what = "that is the target" if column == target else suggest(column, list(frame.columns))

@@ -53,7 +53,8 @@ class Judged:
     classes: Sequence[str] = ()  # labels of the classes; empty for a numeric target
 
     def groups(self, texts: Sequence[str]) -> tuple[Group, ...]:
-        """Groups by thirds of the predictions or by predicted class, and groups by the texts in the columns `texts`."""
+        """Groups of rows with similar predictions (thirds of the predicted numbers, or equal predicted classes), and groups of
+        rows with the same text in one of the columns `texts`."""
         held = self.held_out
         if len(held.probs):
             values, guess = held.values.astype(int), held.probs.argmax(1)

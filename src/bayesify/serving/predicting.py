@@ -90,8 +90,9 @@ def predict_table(
         asked: Further questions about each row.
 
     Raises:
-        InputError: If the model cannot answer a question, if the table cannot be read, if it lacks a column that had no empty
-            cells in training, or if its columns contain other kinds of cells than in training. `rows` does not change it.
+        InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty cells
+            in training, or has a column with other kinds of cells than in training. Whether this error is raised does not depend
+            on `rows`.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)

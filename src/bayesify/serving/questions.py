@@ -95,7 +95,7 @@ class Costs:
         return cls(decisions, np.array([[number_of(f"--costs {path}:", str(cell)) for cell in row] for row in cells]))
 
     def decide(self, probs: np.ndarray) -> tuple[list[str], np.ndarray]:
-        """For probabilities [N, C], the decision with the lowest expected cost for each row, and this cost, [N]."""
+        """For each row, the decision with the lowest expected cost, and this cost. Shapes: probabilities [N, C], costs [N]."""
         expected = probs @ self.table
         return [self.decisions[best] for best in expected.argmin(1)], expected.min(1)
 

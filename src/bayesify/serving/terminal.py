@@ -23,7 +23,7 @@ Missing = Annotated[str, typer.Option(help="Texts that stand for empty cells, se
 
 
 def plain(text: object) -> str:
-    """The text with control and hidden characters, such as escapes and direction marks, written as `\\x1b` etc."""
+    r"""The text with control and hidden characters, such as escapes and direction marks, written as `\x1b` etc."""
     shown = (sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in str(text))
     return "".join(shown)
 

@@ -99,7 +99,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             The estimator itself.
 
         Raises:
-            ValueError: If `fit` would refuse the data or parameters, if the first call lacks `classes`, or if no rows were kept.
+            ValueError: If `fit` would refuse the data or parameters, if the first call lacks `classes`, or if no rows of earlier
+                calls are stored (see `memory_rows`).
         """
         first = not hasattr(self, "fitted_")
         if first and classes is None:
@@ -145,7 +146,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     # -- prediction ------------------------------------------------------------------------------------------------
 
     def predictive(self, X: Any) -> ClassificationPredictive:
-        """The predictive distribution over the indices of `classes_`, with probabilities, entropy and its parts, and `log_prob`.
+        """The predictive distribution over the indices of `classes_`. It gives the probabilities, the entropy, the parts of the
+        entropy, and `log_prob`.
 
         Args:
             X: Numbers [N, D], or a data frame.

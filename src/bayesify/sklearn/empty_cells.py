@@ -21,10 +21,11 @@ MIN_EMPTY_ROWS = 20
 class EmptyCells(Plain):
     r"""Wider distributions for rows with an empty cell.
 
-    The distribution of such a row includes the spread of the effect of the unknown number. Few rows do not teach a network
-    this spread: early stopping ends training first. So for each column, the normal scores of rows with an empty cell are divided by
-    the factor s that would have made their out-of-fold intervals hold, shrunk towards 1. A row with several empty cells takes the
-    largest factor.
+    The distribution of such a row must also cover the different effects that the unknown number could have. If few rows have an
+    empty cell, a network does not learn this additional spread, because early stopping ends training first. So for each column,
+    the normal scores of rows with an empty cell are divided by a factor s. To find s, take the factor with which the out-of-fold
+    90 % intervals of these rows would have contained 90 % of the targets, and shrink it towards 1. A row with several empty cells
+    takes the largest factor.
 
     Args:
         places: Indices of inputs that mark empty cells, only for columns with a factor above 1.
@@ -36,8 +37,8 @@ class EmptyCells(Plain):
 
     @classmethod
     def of(cls, marks: Sequence[int], inputs: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
-        """Make the object from the indices of marks, and from inputs [N, D], recalibrated out-of-fold probabilities
-        $P(Y \\le y)$ [N] and weights [N] of the training rows. Each mark needs a row with an empty cell."""
+        r"""Make the object from the indices of marks, and from inputs [N, D], recalibrated out-of-fold probabilities
+        $P(Y \le y)$ [N] and weights [N] of the training rows. Each mark must be set in at least one row."""
         found = dict[int, float]()
         for place in marks:
             empty = inputs[:, place] > 0

@@ -75,7 +75,7 @@ class HeldOut:
 
     @classmethod
     def of_numbers(cls, predictive: RegressionPredictive, values: np.ndarray) -> Self:
-        """Predictions of N held-out rows, given as a predictive [N, 1], with the rows' targets [N]."""
+        """Make the object from the predictive [N, 1] and the targets [N] of N held-out rows."""
         y = torch.from_numpy(np.asarray(values, dtype=np.float64))[:, None]
         parts = (predictive.mean, *predictive.interval(0.9), predictive.centrality(y))
         return cls(values, *(part.detach().double().numpy()[:, 0] for part in parts))

@@ -59,7 +59,7 @@ class Explanation:
         moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] if y
             is [N, O]. NaN for columns that are counted together in `others_move`.
         widens: Contributions to the width of the interval or, for classes, to the entropy. The shape is that of `moves`.
-        others_move: Joint contribution to the mean of all columns that have no contribution of their own, [N] or [N, O]; 0 if
+        others_move: What all columns without a contribution of their own contribute together to the mean, [N] or [N, O]; 0 if
             there are at most ten columns.
         others_widen: Joint contribution of the same columns to the width or the entropy.
         unusual: N texts that say why a row is unusual; empty for rows that are not unusual.
@@ -238,8 +238,8 @@ def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -
 def _contributions(
     measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Contributions of each column, [N, D, Q], joint contributions of all other columns, [N, Q], and measured
-    quantities of the rows x, [N, Q].
+    """Three arrays: the contributions of each column [N, D, Q], the joint contributions of all other columns [N, Q], and the
+    measured quantities of the rows x [N, Q].
 
     `rank` [N, D] is the place of each column in the order of replacement. Columns that are replaced together all have the place
     `MAX_GROUPS` - 1. Replacements start from the typical row [E], whose measured quantities are `base` [1, Q].

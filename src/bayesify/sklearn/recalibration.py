@@ -55,7 +55,7 @@ class Recalibration(Plain):
 
     @classmethod
     def of(cls, values: np.ndarray, weights: np.ndarray) -> Self:
-        """Fit the map to the stated probabilities $P(Y \\le y)$ of rows that the model has not seen, [N], with row weights [N]."""
+        r"""Fit the map to the stated probabilities $P(Y \le y)$ of rows that the model has not seen, [N], with row weights [N]."""
         num_rows = float(weights.sum())
         if num_rows < MIN_ROWS:
             return cls()
@@ -139,7 +139,7 @@ def _scores(levels: np.ndarray) -> np.ndarray:
 
 
 def stretch_factor(u: np.ndarray, weights: np.ndarray) -> float:
-    r"""The factor, at least 1, by which central intervals must be wider to hold.
+    r"""The factor, at least 1, by which central 90 % intervals must be widened to contain 90 % of the targets.
 
     $$ s = \max(1, q_{0.9}(|\Phi^{-1}(u)|) / \Phi^{-1}(0.95)) $$
 

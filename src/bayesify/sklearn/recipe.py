@@ -453,7 +453,8 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
 def _train_linear(
     table: TrainingTable, encoding: Encoding, settings: Settings, tried: dict[str, float], networks: _Members
 ) -> tuple[_Members, Encoding, Settings] | None:
-    """Linear models of numbers, with their encoding and settings, if they predict held-out rows clearly better than the networks.
+    """Linear models for targets that are real numbers, with their encoding and settings; `None` unless these models predict
+    held-out rows clearly better than the networks.
 
     They are trained only if they are better in a short trial, whose scores are added to `tried`. `encoding` is the networks'
     encoding.
@@ -582,7 +583,7 @@ class _Members:
         group: Index of this likelihood among the likelihoods of the run.
         candidate: Likelihood, transform and rows.
         every: Outputs of the K networks of this likelihood for all rows, [K, N, outputs].
-        folds: Index of the network that holds out each row, [N]. In a trial, no network holds out some of the rows.
+        folds: Index of the network that holds out each row, [N]. In a trial, some rows are not held out by any network.
         found: Predictive of the held-out rows.
         score: Score of the held-out rows: CRPS in the targets' unit, summed over targets, or log-loss.
         shape: Shape of the networks.
@@ -754,10 +755,10 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
 
 
 def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recalibration, EmptyCells]:
-    """The map of stated probabilities u [N], and the factors of rows with empty cells.
+    """The recalibration map, fitted to the stated probabilities u [N], and the factors of rows with empty cells.
 
-    Only columns with at least `MIN_EMPTY_ROWS` empty cells are considered. If at most half of the rows have such a cell, they do
-    not take part in the map. Otherwise their larger errors would widen the intervals of all rows.
+    Only columns with at least `MIN_EMPTY_ROWS` empty cells are considered. If at most half of the rows have an empty cell in
+    these columns, the map is fitted without these rows. Otherwise their larger errors would widen the intervals of all rows.
     """
     marks = [place for place in marks if rows.weights[rows.x[:, place] > 0].sum() >= MIN_EMPTY_ROWS]
     complete = (rows.x[:, marks] == 0).all(1)
@@ -768,10 +769,11 @@ def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recal
 
 
 def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """P(Y <= y) of targets, [N, O], and the random share of an atom's probability that each P(Y <= y) includes.
+    """Two tensors [N, O]: P(Y <= y) of the targets, and the random fraction of the probability of y itself that each P(Y <= y)
+    includes.
 
-    If a value has positive probability (a count, or a zero at the floor), P(Y <= y) is drawn from the interval that the value
-    covers.
+    If a value y has positive probability (a count, or a zero at the floor), the result is drawn uniformly between P(Y < y) and
+    P(Y <= y).
     """
     u, below = found.cdf(y), found.below(y)
     generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))

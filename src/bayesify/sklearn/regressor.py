@@ -172,7 +172,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             The estimator itself.
 
         Raises:
-            ValueError: If `fit` would refuse the data or parameters, or if no rows were kept.
+            ValueError: If `fit` would refuse the data or parameters, or if no rows of earlier calls are stored (see
+                `memory_rows`).
         """
         return self._partial_fit(self._training_table(X, y, sample_weight, first=not hasattr(self, "fitted_")))
 

@@ -17,7 +17,7 @@ MAX_MEAN_WEIGHT = 10.0
 
 
 def warn_of_copies(weights: np.ndarray, owner: str) -> None:
-    """Warn if the weights make a row stand for many examples on average."""
+    """Warn if, according to the weights, a row stands for many examples on average."""
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
             f"{owner}: according to sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and "

@@ -56,7 +56,8 @@ class Scores:
         levels: Sequence[float] = (),
         weights: np.ndarray | None = None,
     ) -> Self:
-        """Scores of probabilities [N, C] for labels [N]: accuracy, log-loss, and coverage and size of the sets at each level.
+        """Scores of probabilities [N, C] for labels [N]: accuracy, log-loss, and the coverage and size of the credible sets at
+        each level.
 
         `classes` are the labels of the columns. `weights` [N] says how many examples each row stands for; 1 by default.
         """

@@ -120,11 +120,12 @@ def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> 
     r"""Recalibrate a trained method's probabilities from approximate leave-one-out predictions.
 
     In a linear model, the leave-one-out prediction of a row differs from the target by $r / (1 - h)$ and has the epistemic
-    variance $v / (1 - h)$. Let d be this difference in standard deviations of the leave-one-out prediction. The recalibration is
-    fitted to the values of the method's distribution function at its mean plus d times its own standard deviation. A method's
-    mean may have less leverage than the network from which the method started. If the mean leverage of this network exceeds
-    `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1. With this factor, the method's mean and the network have the
-    same root mean square of $r / (1 - h)$. `found` is the method's predictive for the rows from which the evidence was computed.
+    variance $v / (1 - h)$. Let d be this difference in standard deviations of the leave-one-out prediction. For each row, the
+    method's distribution function is evaluated at the method's mean plus d times the method's standard deviation. The
+    recalibration is fitted to these values. A method's mean may have less leverage than the network from which the method
+    started. If the mean leverage of this network exceeds `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1. With
+    this factor, the method's mean and the network have the same root mean square of $r / (1 - h)$. `found` is the method's
+    predictive for the rows from which the evidence was computed.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

@@ -191,9 +191,9 @@ def train_posteriors(
 
     $$ \sum_n \omega_n \mathbb{E}_q \log p(y_n | f(x_n)) - \mathrm{KL}(q \| p) $$
 
-    Networks whose rows fit into one batch train together, with the random numbers of separate training runs; see `ModelStack`.
-    The noise variance is capped at its initial value. Otherwise, on few rows, a factorized posterior attributes all target
-    variance to noise.
+    Networks whose rows fit into one batch train together, each with the random numbers that it would have in a separate training
+    run; see `ModelStack`. The noise variance is capped at its initial value. Otherwise, on few rows, a factorized posterior
+    attributes all target variance to noise.
 
     Args:
         bnns: Networks of one architecture, changed in place.

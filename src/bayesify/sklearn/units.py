@@ -85,9 +85,10 @@ class UnitsPredictive(TransformedPredictive):
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
     to the floor. If there is a ceiling, it is far above all training targets. Mean and variance are then computed for $\min(Y,
     c)$, where c is the larger of the ceiling and the median of Y. Without this limit, the tail beyond the ceiling could dominate
-    the mean. If the extremes of the training targets are given, quantiles of z end one range of these targets beyond the extremes
-    or, if it lies outside them, beyond the median of Z. Otherwise the recalibrated tail of a few atypical rows, mapped back from
-    a logarithm, could lie orders of magnitude beyond all targets. Everything else is as in `TransformedPredictive`.
+    the mean. If the extremes of the training targets are given, quantiles of z lie at most one range of these targets beyond the
+    extremes. If the median of Z is itself outside the extremes, the limit on that side is one range beyond the median. Without
+    these limits, the recalibrated tail of a few atypical rows, mapped back from a logarithm, could lie orders of magnitude beyond
+    all targets. Everything else is as in `TransformedPredictive`.
 
     Args:
         inner: Predictive of z, [B, O].
@@ -154,7 +155,7 @@ class UnitsPredictive(TransformedPredictive):
         return found[0] if isinstance(q, (int, float)) else found
 
     def _near_targets(self, z: Tensor) -> Tensor:
-        """Quantiles z [Q, B, O], each at most one range of the training targets beyond their extremes or beyond the median."""
+        """Quantiles z [Q, B, O], clipped to the limits that the class describes."""
         if not self._extremes or self._extremes[0] == self._extremes[1]:
             return z
         low, high = self._extremes

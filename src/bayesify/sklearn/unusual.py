@@ -23,9 +23,9 @@ class Neighbors:
     rows, where K is at most 5.
 
     Numeric inputs are measured in standard deviations. Inputs that are 0 or 1 and mark missing cells or levels are not scaled.
-    The distance of a training row is computed without the row itself. With probability 1 - s, a new row of the same kind is
-    therefore farther away than a share s of the training rows. A second measure is the epistemic uncertainty of the prediction,
-    in any unit.
+    The distance of a training row is computed without the row itself. If a new row comes from the same distribution, the
+    probability that it is farther away than a share s of the training rows is therefore 1 - s. A second measure is the epistemic
+    uncertainty of the prediction, in any unit.
 
     Args:
         rows: Scaled training rows, [M, D].

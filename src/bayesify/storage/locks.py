@@ -19,7 +19,7 @@ class InUse(OSError):
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, in a folder that exists, during the `with` block, and remove it afterwards.
+    """Hold a lock on a file during the `with` block, and remove the file afterwards. The folder of the file must exist.
 
     The operating system releases the lock when its process ends, even if the process is killed. A file that a killed process left
     behind locks nothing. If another process, or another thread of this process, holds the lock, `InUse` names the process.

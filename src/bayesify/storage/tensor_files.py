@@ -23,9 +23,9 @@ FORMAT_VERSION = 2
 def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
     """Nested data as JSON and a flat dict of tensors.
 
-    The value consists of numbers, strings, `None`, tensors, and dicts (with any plain keys), lists, tuples and counters
-    of them. The result has a reference in place of each tensor. Error messages and names of tensors begin with `name`.
-    Raises `TypeError` if the value contains any other type; the message names the place.
+    The value may contain numbers, strings, `None` and tensors, also nested in lists, tuples, counters and dicts with any plain
+    keys. The result has a reference in place of each tensor. Error messages and names of tensors begin with `name`. Raises
+    `TypeError` if the value contains any other type; the message names the place.
     """
     tensors: dict[str, Tensor] = {}
 

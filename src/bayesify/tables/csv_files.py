@@ -192,7 +192,7 @@ class CsvFile:
         return frame
 
     def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
-        """Counts of the text columns, and the names of text columns that contain only numbers in some parts."""
+        """Counts of the texts in each text column, and the names of text columns that contain only numbers in some parts."""
         words: dict[str, Words] = {}
         numeric: set[str] = set()
         count, columns = 0, ()

@@ -51,7 +51,7 @@ class Encoding(Plain):
             weights: Number of examples that each row stands for, [N].
 
         Raises:
-            InputError: If numbers are too large, or their spread is too small, to be squared.
+            InputError: If numbers are so large, or their spread is so small, that float64 cannot represent their variance.
         """
         for index, column in enumerate(inputs.T):
             check_magnitude(f"input {index}, counted from 0,", column)

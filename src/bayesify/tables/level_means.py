@@ -17,7 +17,7 @@ MAX_ENCODED_CLASSES = 10
 def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     r"""Targets as normal quantiles of their ranks, $\Phi^{-1}((r - \frac12) / N)$, each column with mean 0: [N, O].
 
-    Equal targets share the middle of their ranks. The scores do not change under a monotonic transform of the target, and no
+    Equal targets all get the middle of their ranks. The scores do not change under a monotonic transform of the target, and no
     outlier dominates their mean.
     """
     import torch  # imported only here, because the import is slow

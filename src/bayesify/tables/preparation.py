@@ -25,10 +25,10 @@ one test cell could dominate the score."""
 class Preparation(Plain):
     """Rules that turn rows into inputs: medians and marks for missing numbers, one input per frequent level, and level means.
 
-    A level that is rare, or did not occur in the training rows, sets the input "other"; a missing category sets none of its inputs.
-    A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the row's level (see
-    `level_means`). These inputs are 0 for a level that did not occur in the training rows. Numbers are clipped if they
-    are more than `MAX_RANGES_OUTSIDE` training ranges below or above the training range. Inputs that are constant over
+    For a level that is rare or did not occur in the training rows, the input "other" is 1; for an empty cell, "other" and the
+    inputs of all levels are 0. A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the
+    row's level (see `level_means`). These inputs are 0 for a level that did not occur in the training rows. Numbers are clipped
+    if they are more than `MAX_RANGES_OUTSIDE` training ranges below or above the training range. Inputs that are constant over
     the training rows are left out. The estimators do the scaling.
 
     Args:
@@ -160,7 +160,8 @@ class Preparation(Plain):
         return tuple(name for name, kept in zip(names, self.kept, strict=True) if kept) or (names[0],)
 
     def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column that had no empty cell in training, by name: whether each row has an empty cell there, [N]."""
+        """For each column that had no empty cells in training but has some now: whether each row has an empty cell in this
+        column, [N]."""
         empty = {features.code_names[index]: features.codes[:, index] == -1 for index in self.full}
         for index, name in enumerate(features.sources):
             if index not in self.marked:

@@ -85,12 +85,13 @@ class Words:
 def decide_styles(
     words: Mapping[str, Words], decimal_comma: bool, commas: Collection[str]
 ) -> tuple[dict[str, re.Pattern[str]], list[str]]:
-    """The style of each column of written numbers, with a note for each column that the file's decimal comma does not explain.
+    """The style of each column of written numbers, and notes that say how columns were read. A column gets no note if the file's
+    decimal comma already explains its style.
 
     If a whole column can be read either way, as in `1,234`, the comma is a thousands separator.
 
     Args:
-        words: Counts of the text columns.
+        words: Counts of the texts in each text column.
         decimal_comma: Whether the file writes other numbers with a decimal comma. If so, ambiguous columns have decimal commas
             too.
         commas: Columns that have a decimal comma in another table, and therefore in this table; their cells must be texts.
@@ -155,7 +156,7 @@ def _has_two_values(text: str) -> bool:
 
 
 def significant(value: float) -> str:
-    """A readable result: three significant digits, separated thousands, and an exponent only if needed."""
+    """A number as readable text, with three significant digits, separated thousands, and an exponent only if needed."""
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
     magnitude = math.floor(math.log10(abs(value)))

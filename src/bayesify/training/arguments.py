@@ -137,7 +137,7 @@ class Update:
 
     @property
     def acts_in_steps(self) -> bool:
-        """Whether the method takes its own steps or acts after each step. Such steps cannot be captured."""
+        """Whether the method takes its own steps or acts after each step. Steps of such a method cannot run as CUDA graphs."""
         return self.takes_steps or type(self).after_step is not Update.after_step
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:

@@ -46,8 +46,8 @@ class Average:
 class RunningAverage:
     """Average of the parameters in one run.
 
-    All values that vary between steps are in tensors that change in place, so that a captured step can contain the
-    update. While the module holds the average, `replaced` has the run's own parameters and buffers, by name.
+    All values that vary between steps are in tensors that change in place, so that a step captured as a CUDA graph can include
+    the update. While the module holds the average, `replaced` has the run's own parameters and buffers, by name.
     """
 
     def __init__(self, module: nn.Module, choice: Average, dtype: torch.dtype) -> None:

@@ -222,7 +222,8 @@ def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader 
 
 
 def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: BatchReader | None = None) -> Iterator[Any]:
-    """Items of a loader until they hold enough examples, equally spaced unless the loader shuffles: rows may be sorted."""
+    """Take items from a loader until they contain enough examples. Unless the loader shuffles, the items are equally spaced,
+    because the rows may be sorted."""
     shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
     length = len(loader) if isinstance(loader, Sized) and not shuffled else 0
     seen, needed, total = 0, 1, 1  # `needed` of `total` items are taken

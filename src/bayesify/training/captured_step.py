@@ -160,7 +160,8 @@ class GraphOptimizer:
         return found
 
     def plain(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's `state_dict` with learning rates as numbers, in the optimizer's original form."""
+        """An optimizer's `state_dict`, with learning rates as numbers and with the options that the optimizer had before the
+        conversion."""
         groups = [
             group | given | {"lr": float(group["lr"])}
             for group, given in zip(state["param_groups"], self._given, strict=True)
@@ -168,7 +169,7 @@ class GraphOptimizer:
         return state | {"param_groups": groups}
 
     def end(self) -> None:
-        """Restore the optimizer's original form."""
+        """Undo the conversion of the optimizer."""
         for group, given in zip(self._optimizer.param_groups, self._given, strict=True):
             rate = float(group["lr"])
             group.update(given | {"lr": given["lr"].fill_(rate) if isinstance(given["lr"], Tensor) else rate})

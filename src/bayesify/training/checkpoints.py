@@ -169,7 +169,8 @@ def altered(path: Path | None) -> Iterator[None]:
 
 
 def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Raise `ValueError` for the state of another optimizer, which `load_state_dict` accepts and the next step does not."""
+    """Raise `ValueError` if the state belongs to another optimizer. `load_state_dict` would accept such a state, but the next
+    step would fail."""
     ours, theirs = optimizer.state_dict()["param_groups"], state["param_groups"]
     if [group["params"] for group in ours] != [group["params"] for group in theirs]:
         raise ValueError("the optimizer's parameter groups differ from those in the checkpoint")
@@ -255,7 +256,8 @@ def data_fingerprint(loader: Any) -> list[str]:
 
 
 def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether two comparable fingerprints differ in at least half of the rows. Fewer are taken for corrections."""
+    """Whether two comparable fingerprints differ in at least half of the rows. Differences in fewer rows count as corrections of
+    the same data."""
     known = len(before) == len(now) > 0
     return known and 2 * sum(map(str.__ne__, before, now)) >= len(now)
 

@@ -48,7 +48,8 @@ class Processes:
         return found
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module whose backward pass averages gradients over processes: DistributedDataParallel, if there are several."""
+        """The module whose backward pass averages gradients over processes: a DistributedDataParallel module if there are several
+        processes, otherwise the given module."""
         fabric = self._fabric
         wrapped: nn.Module = module if fabric is None else fabric.setup_module(module, move_to_device=False)
         return wrapped
@@ -120,7 +121,8 @@ def _part(size: int, rank: int, count: int) -> int:
 
 
 class _PartSampler:
-    """Batch sampler of one process's part of each batch of another sampler. It stores the sizes of the whole batches."""
+    """Batch sampler that takes one process's part from each batch of another sampler. It stores the sizes of the whole
+    batches."""
 
     def __init__(self, batches: Any, rank: int, count: int) -> None:
         self._batches, self._rank, self._count = batches, rank, count

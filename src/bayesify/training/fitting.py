@@ -85,8 +85,8 @@ def fit(
     After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised. A second Ctrl-C
     interrupts at once. If a later batch raises an error, the model has the parameters after the last step before that batch. The
     error says how many steps were taken. A step with non-finite gradients is not taken, and an error is raised. With
-    `Steps(skip_not_finite=True)`, training continues instead. On a GPU with a fused optimizer, this error may come as many as 64
-    steps late, and the steps in between are not taken. With other optimizers the error comes at once.
+    `Steps(skip_not_finite=True)`, training continues instead. On a GPU with a fused optimizer, the error for non-finite gradients
+    may come as many as 64 steps late, and the steps in between are not taken. With other optimizers the error comes at once.
 
     Most calls need only the first group of arguments. The arguments under "Other" are for unusual data and training runs.
 

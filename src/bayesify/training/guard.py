@@ -33,14 +33,14 @@ class NotFiniteError(ValueError):
 class Guard:
     """Checks the norm of the gradients before a step, and stores the buffers that a forward pass changes.
 
-    On a CPU, or if the optimizer cannot read a flag on the device, `check` raises at once. On a GPU with a fused optimizer (see
-    `GraphOptimizer`), `check` sets a flag on the device instead, to avoid waiting. The flag makes the optimizer leave parameters
-    and its own state unchanged in this step and all later steps. `read` raises an error for the first step with non-finite
-    gradients.
+    On a CPU, or if the optimizer cannot read a flag on the device, `check` raises an error at once. On a GPU with a fused
+    optimizer (see `GraphOptimizer`), `check` sets a flag on the device instead, to avoid waiting. The flag makes the optimizer
+    leave parameters and its own state unchanged in this step and all later steps. `read` raises an error for the first step with
+    non-finite gradients.
 
-    If `skips` is given, a number of models, the guard skips such steps instead of raising an error. Models with non-finite
-    gradients then keep their rows of parameters, buffers and optimizer state, and `finite`, [R], says which models took
-    the last step. Without an optimizer, the guard only stores buffers.
+    If `skips` (the number of models) is given, the guard skips steps with non-finite gradients instead of raising an error.
+    Models with non-finite gradients then keep their rows of parameters, buffers and optimizer state. `finite` says which models
+    took the last step, [R]. Without an optimizer, the guard only stores buffers.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:
@@ -67,8 +67,9 @@ class Guard:
         """Check the current gradients and return their norm. `batch` is the number of the last batch; in a captured
         step, it is a tensor.
 
-        The norm is computed from squares, as in optimizers, so a gradient whose square overflows counts as non-finite. If this
-        is known without waiting for the device, buffers are restored and `NotFiniteError` is raised.
+        The norm is computed from squares, as in optimizers, so a gradient whose square overflows counts as non-finite. For a
+        non-finite gradient, buffers are restored and `NotFiniteError` is raised, unless the error is deferred to `read` or the
+        guard skips steps.
         """
         grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
         if not grads:

@@ -14,9 +14,9 @@ class History(list[dict[str, Any]]):
 
     Keys: `epoch` (from 1), `phase` (`"map"` or `"variational"`), `nll` (negative log-likelihood per example, mean over the
     epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (in the
-    last step), `elbo` (nats, whole dataset, mean over steps, with the KL weights in use), `learning_rate`, `seconds`. Several
-    models add `nll_by_model` and `elbo_by_model`. `Steps(skip_not_finite=True)` adds `skipped_steps` (for each model).
-    A validation loader adds `validation_nll` and `validation_accuracy`, or `validation_rmse` and
+    last step), `elbo` (nats, whole dataset, mean over steps, with the KL weights in use), `learning_rate`, `seconds`. If several
+    models are trained, the keys `nll_by_model` and `elbo_by_model` are added. `Steps(skip_not_finite=True)` adds `skipped_steps`
+    (for each model). A validation loader adds `validation_nll` and `validation_accuracy`, or `validation_rmse` and
     `validation_coverage_90`.
 
     Means are taken over the steps that were not skipped, and over the models that took a step. They are NaN in an epoch

@@ -19,7 +19,8 @@ from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Fold of each row, [N], for K random folds of nearly equal size. Each group in `groups` [N] is spread over folds."""
+    """Fold of each row, [N], for K random folds of nearly equal size. Each group in `groups` [N] is spread evenly over the
+    folds."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]

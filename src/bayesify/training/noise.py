@@ -267,7 +267,8 @@ def restart(
     """Restart the posteriors in place, with weights in units of $10^k$ and smaller standard deviations. The prior and the
     optimizer then see targets of size 1. See `Start` for the arguments.
 
-    Posteriors restart, and the result is true, only if they have not changed since `bayesianize` or the last restart.
+    The posteriors restart only if none of them has changed since `bayesianize` or the last restart. The result says whether they
+    restarted.
     """
     if not bnn.given_weights or not bnn.start.noise:
         return False

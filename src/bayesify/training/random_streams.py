@@ -152,7 +152,8 @@ def _parts(one: Any) -> list[Any]:
 
 
 def set_network_state(state: Tensor, device: torch.device) -> None:
-    """Set the global generators from their joined `generator_states`. If the device is missing there, only the CPU's is set."""
+    """Set the global generators from their joined `generator_states`. If the states do not include the device's generator, only
+    the CPU's generator is set."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda" and state.numel() > size:

@@ -109,7 +109,8 @@ def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0)
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: float = 0.0) -> list[Finding]:
-    """A finding if the NLL or the whole objective per example is still falling at the end; see `Score.unit_nats`."""
+    """Return a finding if the NLL per example, or the whole objective per example, is still falling at the end; for `unit_nats`
+    see `Score.unit_nats`."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, MIN_GAIN_SHARES[name], unit_nats)
         if gain is not None:
@@ -137,7 +138,7 @@ def members_apart(nll: Sequence[float], what: str = "members of the ensemble", u
 
 
 def learned_little(score: Score) -> list[Finding]:
-    """A finding if predictions hardly beat the best constant guess: label frequencies, or the mean of targets."""
+    """Return a finding if predictions hardly beat the best constant guess: the label frequencies, or the mean of the targets."""
     guess = score.guess
     if guess is None or score.count < 32:
         return []
@@ -163,7 +164,8 @@ and below 0.75 times in one case of 15."""
 
 
 def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Finding]:
-    """A finding if the given network clearly beats a constant guess, but the posterior does not start at its weights."""
+    """Return a finding if the given network clearly beats a constant guess, but the posterior does not start at the network's
+    weights."""
     if given.guess is None or given.count < 8:
         return []
     if given.rmse is not None:
@@ -185,8 +187,9 @@ def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Find
 def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: Score | None = None) -> list[Finding]:
     """Return a finding if the weighted KL at the end outweighs the data term and the fit to the data has suffered.
 
-    All quantities are per example. Scores are compared only within one mode: the NLL of training batches, in windows of
-    equal length, with earlier windows, and `now` with `start`, which are predictions in evaluation mode.
+    All quantities are per example. Only scores from the same mode are compared. The NLL of training batches is averaged over
+    groups of consecutive values, and the last group is compared with the best group. `now` is compared with `start`; both are
+    scores of predictions in evaluation mode.
     """
     size = max(1, len(nll) // 8)
     smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]
@@ -324,7 +327,8 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
-    """A finding if the NLL of predictions, which use BatchNorm statistics averaged over draws, is worse than in training."""
+    """Return a finding if the NLL of predictions is worse than the NLL in training, because predictions use BatchNorm statistics
+    averaged over draws."""
     if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (
@@ -386,7 +390,8 @@ def scales_wide(
 
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:
-    """A finding if different draws give practically the same predictions, unless they are identical (a point estimate)."""
+    """Return a finding if different draws give practically the same predictions. Identical predictions give no finding, because
+    they come from a point estimate."""
     if not 0 < information < MIN_INFORMATION:
         return []
     sentence = (
@@ -400,7 +405,7 @@ def no_uncertainty(information: float, unit: str) -> list[Finding]:
 
 
 def probabilities_as_logits(likelihood: Likelihood | None, outputs: Tensor) -> list[Finding]:
-    """A finding if outputs [B, ...] that should be class logits are probabilities: nonnegative with a sum of 1."""
+    """Return a finding if outputs [B, ...] that should be class logits are probabilities: nonnegative with a sum of 1."""
     axis = likelihood.logit_axis(outputs.ndim) if likelihood is not None and outputs.ndim > 1 else None
     if axis is None or outputs.shape[axis] < 2 or outputs.numel() == 0:
         return []
@@ -416,7 +421,8 @@ MAX_LABELS = 20
 
 
 def labels_as_numbers(likelihood: Likelihood | None, targets: Iterable[Tensor]) -> list[Finding]:
-    """A finding if the targets of a Gaussian likelihood look like class labels: integers 0 to K - 1, all of which occur."""
+    """Return a finding if the targets of a Gaussian likelihood look like class labels: integers 0 to K - 1, all of which
+    occur."""
     parts = [y.flatten() for y in targets if not y.is_floating_point()]
     if not isinstance(likelihood, Gaussian) or not parts:
         return []

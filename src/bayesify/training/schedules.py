@@ -43,7 +43,8 @@ class KLSchedule:
 
 
 def cosine(share: float) -> float:
-    """Factor on a learning rate. The factor falls from 1 to 0 as half a cosine. `share` is the share of the run that is done."""
+    """Factor on a learning rate. The factor falls from 1 to 0 as half a cosine. `share` is the fraction of the run that is
+    finished."""
     return 0.5 * (1 + math.cos(math.pi * share))
 
 

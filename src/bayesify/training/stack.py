@@ -124,7 +124,8 @@ class ModelStack(nn.Module, Trainable):
         self._template[0].likelihood = None
 
     def _register(self, parameters: Sequence[dict[str, nn.Parameter]]) -> dict[str, str]:
-        """Stack the models' parameters, and the buffers in which models differ. Return the stacked name of each name."""
+        """Stack the models' parameters, and the buffers in which models differ. Return a mapping from each tensor's name in a
+        model to the name of the stacked tensor."""
         models, template = self._models, self._template[0]
         names: dict[str, str] = {}
         frozen: dict[str, list[Tensor]] = {}
@@ -280,7 +281,8 @@ class ModelStack(nn.Module, Trainable):
         return self._scores(outputs, y, held_out=True)
 
     def _scores(self, outputs: Tensor, y: Tensor, held_out: bool = False) -> Tensor:
-        """The density that training maximizes, or the held-out score, of each model's rows, [R, B]."""
+        """For each row of each model, the density that training maximizes or, if `held_out` is true, the held-out score, [R,
+        B]."""
         if self._own:
             score = partial(_score_alike, self._likelihoods, held_out)
             return torch.func.vmap(score)(outputs, y, {name: getattr(self, key) for name, key in self._own.items()})
@@ -322,7 +324,8 @@ class ModelStack(nn.Module, Trainable):
         return None
 
     def _by_models(self, batch: Batch, options: _Options, generator: Randomness) -> tuple[Tensor, Tensor]:
-        """Both terms of each model's objective, under `vmap`, or model by model if it refuses or a term is not finite."""
+        """Both terms of each model's objective, computed with `vmap`. If `vmap` fails or a term is not finite, the models run one
+        by one."""
         sources = self._sources or source_of(generator)
         if self.loop_reason is not None:
             return self._one_by_one(batch, options, sources)

@@ -149,9 +149,9 @@ class Step:
     def __call__(self, phase: Phase, window: list[Part], kl_weight: float, share: float, first: int) -> None:
         """Take one step from a window of batches whose gradients are summed.
 
-        `share` is the share of the run that is done, and `first` the number of the window's first batch in its epoch.
-        Raises `BatchError` if a batch is not valid or its gradients are not finite. In this case nothing has changed. An
-        error of the scheduler after the step is also a `BatchError`, but the step counts as taken.
+        `share` is the fraction of the run that is finished, and `first` is the number of the window's first batch in its epoch.
+        Raises `BatchError` if a batch is not valid or its gradients are not finite. In this case nothing has changed. An error of
+        the scheduler after the step is also a `BatchError`, but the step counts as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)

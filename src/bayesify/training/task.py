@@ -1,4 +1,5 @@
-"""Training task: the input of every method that is not a posterior, and its network at the maximum a posteriori."""
+"""The training task, which is the input of every method that is not a posterior, and the training of the task's network to the
+maximum a posteriori."""
 
 from __future__ import annotations
 
@@ -59,9 +60,9 @@ class TrainingTask:
 def train_point(task: TrainingTask) -> BayesianNetwork:
     """Train a network to the maximum a posteriori by Adam. The result is a Bayesian network with one draw.
 
-    Laplace, SWAG and the estimators start from it. The learning rate is constant in the first half and then decays. With
-    decay from the start, a few hundred steps underfit (the NLL of Laplace on two clusters of a cosine was -0.04 instead of
-    -0.65). Without decay, training in batches gives noisy weights (the RMSE on kin8nm was 0.086 instead of 0.082).
+    Laplace, SWAG and the estimators start from the resulting network. The learning rate is constant in the first half and then
+    decays. With decay from the start, a few hundred steps underfit (the NLL of Laplace on two clusters of a cosine was -0.04
+    instead of -0.65). Without decay, training in batches gives noisy weights (the RMSE on kin8nm was 0.086 instead of 0.082).
     """
     if task.point is not None:
         return task.point

@@ -27,7 +27,7 @@ MAX_GUESSED_EXAMPLES = 4096
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
-    """The predictor of a model in training: the model itself, or its module; `TypeError` if neither predicts."""
+    """The predictor of a model in training: the model itself, or its module; raises `TypeError` if neither is a predictor."""
     for part in (model, model.module):
         if isinstance(part, Predictor):
             return part
@@ -45,11 +45,11 @@ def predict_plain(network: nn.Module, x: Any, likelihood: Likelihood, output: st
 class Totals:
     r"""Scores of predictions, accumulated batch by batch and weighted by example weights.
 
-    If the model has `seen` the examples in training, a row lies closer to its prediction than a new row. In a linear model, the
-    residual of a training row is smaller than the residual of a new row by the factor $1 - h$. The leverage is $h = v /
-    \sigma^2$, where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for the residual $r / (1 -
-    h)$ with the variance $\sigma^2 + v / (1 - h)$. Residuals are multiplied by at least the square root of `ratio`, the mean
-    squared error on new rows divided by that on the examples.
+    If `seen` is true, the model was trained on the examples, so their targets lie closer to the predictions than the targets of
+    new rows. In a linear model, the residual of a training row is smaller than the residual of a new row by the factor $1 - h$.
+    The leverage is $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for
+    the residual $r / (1 - h)$ with the variance $\sigma^2 + v / (1 - h)$. Residuals are multiplied by at least the square root of
+    `ratio`. This ratio is the mean squared error on new rows divided by the mean squared error on the examples.
     """
 
     def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:
@@ -95,7 +95,8 @@ class Totals:
         return stretch * (y - prediction.mean).abs() <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
 
     def means(self) -> dict[str, float]:
-        """NLL per example with the accuracy, or with the RMSE and the share of targets inside their 90 % intervals."""
+        """The NLL per example, and further scores: for classes the accuracy, for numbers the RMSE and the share of targets inside
+        their 90 % intervals."""
         mean = self.score_sum / self.total
         if self.name == "accuracy":
             return {"nll": self.nll / self.total, "accuracy": mean}

@@ -49,7 +49,8 @@ NOT_COMPARED = (
 
 
 class Trace:
-    """Sums of an objective in windows with equal numbers of steps. They stay on the device and are read once at the end."""
+    """Sums of the objective's terms, each over a window of consecutive steps; all windows have the same number of steps. The sums
+    stay on the device and are read once at the end."""
 
     def __init__(self) -> None:
         self.windows: list[tuple[Tensor, int]] = []  # pairs of sums as in `Sums`, and number of examples
@@ -81,7 +82,8 @@ class Trace:
         return part if self._rest is None else part + self._rest
 
     def read(self) -> tuple[list[float], list[float]]:
-        """NLL per example and KL of each window with a step, averaged over models. Reading them waits for the device."""
+        """NLL per example and KL of each window in which a step was taken, averaged over models. Reading them waits for the
+        device."""
         if not self.windows:
             return [], []
         sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
@@ -115,7 +117,7 @@ class Trace:
 
 
 class Watch:
-    """Observes one run of `fit`: the objective in windows, the starting network, and the spread of the weights.
+    """Observes one run of `fit`: the course of the objective, the starting network, and the spread of the weights.
 
     It does not change the run's results, consume its random numbers or delay its steps. An error during observation
     does not end the run. If several processes train together, only the first process observes.
@@ -234,7 +236,8 @@ class Watch:
     # -- at the end -----------------------------------------------------------------------------------------------
 
     def _moving(self, values: list[float]) -> list[float]:
-        """The part of a series in which the network still moves. When a learning rate falls to 0, every run looks converged."""
+        """The part of a series in which the network still moves. If the learning rate falls to 0, this is the first two thirds of
+        the series, because at the end every run looks converged."""
         return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
 
     @property
@@ -389,8 +392,8 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """NLL per example of each distinct draw. The result is empty unless the posterior has at least 2, and only finitely many,
-    distinct draws."""
+    """NLL per example of each distinct draw. The result is empty if the posterior has only one distinct draw, or infinitely
+    many."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []

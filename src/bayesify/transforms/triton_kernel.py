@@ -58,8 +58,8 @@ def _kernel(
 ):  # fmt: skip
     """Transform PARTS tiles of SIDE rows, by butterflies between tiles and products within a tile.
 
-    A vector consists of PARTS tiles, or of OUTER of the SIDE rows of one tile. Therefore H = H_PARTS x H_OUTER x H_SIDE. `count`
-    is the number of rows.
+    A vector fills either PARTS tiles, or only OUTER of the SIDE rows of one tile. Therefore H = H_PARTS x H_OUTER x H_SIDE.
+    `count` is the number of rows.
     """
     index = tl.arange(0, SIDE)
     inner = _signs(index[:, None], index[None, :]).to(tl.bfloat16)
@@ -93,7 +93,8 @@ def _kernel(
 
 
 def terms(dtype: torch.dtype) -> tuple[int, int]:
-    """Numbers of bfloat16 terms in the two products: 24 bits for float32, 16 with tf32, fewer for 16-bit types."""
+    """Numbers of bfloat16 terms in the two products: three (24 bits) for float32, two (16 bits) with tf32, and one or two for
+    16-bit types."""
     if dtype == torch.bfloat16:
         return 1, 2
     if dtype == torch.float16:

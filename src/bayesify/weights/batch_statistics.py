@@ -127,7 +127,8 @@ class KeptStatistics:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """Copies of the buffers of each of the first draws, by name. A pass in training mode changes buffers in place."""
+        """Copies of the buffers of each of the first draws, by name. They are copies because a pass in training mode changes
+        buffers in place."""
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 

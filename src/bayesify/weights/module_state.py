@@ -93,7 +93,8 @@ def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def prefixed(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One state from the states of several parts, each below the name of its part. It is the inverse of `below`."""
+    """One state that joins the states of several parts; the name of each part becomes the prefix of its entries. It is the
+    inverse of `below`."""
     return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
 

@@ -22,9 +22,9 @@ class StructuredWeight(Tensor):
     """A drawn weight that has its own rules for some functions and is a plain tensor for all other functions.
 
     The constructor of a subclass takes the components (plain tensors) first, then all other arguments. It creates the weight with
-    `wrap`. It defines `materialize` and registers rules with `rule(F.linear)`. For a function with a rule, the rule runs and the
-    weight is never materialized. For any other function, the weight is materialized first. All components may have a leading axis
-    of draws, which `vmap` then removes.
+    `wrap`. The subclass defines `materialize` and registers rules, for example with `rule(F.linear)`. For a function with a rule,
+    the rule runs and the weight is never materialized. For any other function, the weight is materialized first. All components
+    may have a leading axis of draws, which `vmap` then removes.
 
     Attributes:
         components_: The plain tensors that make up the weight.

@@ -17,13 +17,13 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
 
     $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
 
-    (Daxberger et al. 2021, equation 12), with $M = m m^\top$ for a mask m. The trace of the root is the sum of the
-    roots of the eigenvalues of the product. These eigenvalues equal the eigenvalues of the symmetric $R^\top \Sigma R$
-    with $R R^\top = M \odot \Sigma$.
+    This is equation 12 of Daxberger et al. (2021), with $M = m m^\top$ for a mask m. The eigenvalues of the product give the
+    trace: it is the sum of their square roots. These eigenvalues equal the eigenvalues of the symmetric $R^\top \Sigma R$ with $R
+    R^\top = M \odot \Sigma$.
 
     Args:
         covariance: $\Sigma$, [P, P].
-        mask: Mask m, [P], true for weights that keep their posterior.
+        mask: Mask m, which is true for the weights of the subnetwork, [P].
 
     Returns:
         A scalar. It is 0 for a mask that is true everywhere.

@@ -36,8 +36,8 @@ class Candidates:
         weights: The trainable weights by name, in the order of `named_parameters()`.
         values: Point estimates of the weights.
         frozen: Names of weights that are not trained.
-        curvatures: Function that computes the diagonal of the curvature by name, in a pass over all data or over the
-            first examples.
+        curvatures: Function that computes the diagonal of the curvature in a pass over all data or over the first examples. The
+            result has one tensor for each weight name.
         precisions: Prior precisions by name.
         last: Function that returns the names of the weights of the layer that runs last.
         iterates: Function that takes arguments of `SWAG.fit` and computes the variance of each weight over the iterates
@@ -71,7 +71,7 @@ class Candidates:
         return index[~torch.isin(index.cpu(), self.fixed)] if len(self.fixed) else index
 
     def scored(self, scores: Tensor, count: int) -> Tensor:
-        """Indices of the largest scores, [P], among the weights that can be chosen."""
+        """Indices of the `count` largest scores, among the weights that can be chosen. The scores are [P]."""
         scores = scores.clone()
         scores[self.fixed.to(scores.device)] = -torch.inf
         return scores.topk(count).indices

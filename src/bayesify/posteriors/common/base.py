@@ -39,8 +39,8 @@ class DrawRequest:
         weights: Weights that the network's other posteriors drew. Only a posterior that runs the network to make its own draws
             needs them.
         num_data: Number of examples N in the dataset, if the draw is for a bound over the dataset.
-        networks: Dict whose keys are numbers of ensemble networks. Each value is the index of the network that each draw uses,
-            [S]. The first ensemble that draws fills it.
+        networks: Dict whose keys are numbers of networks (see `Ensemble`). Each value contains, for each draw, the index of the
+            network that the draw uses, [S]. The first ensemble that draws fills it.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
         autocast: Dtype in which the network runs under autocast. Autocast is off while a posterior draws.
     """
@@ -90,7 +90,8 @@ class DrawRequest:
         return parts
 
     def room(self, sizes: Sequence[int]) -> list[int]:
-        """Number of random numbers that `normals` uses for each weight, a multiple of 64. `sizes` are the numbers per draw."""
+        """Number of random numbers that `normals` uses for each weight, a multiple of 64. `sizes` contains the number of random
+        numbers per draw for each weight."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         return [-(-halves * size // 64) * 64 for size in sizes]
 
@@ -103,7 +104,8 @@ class Posterior(nn.Module):
     - `__init__`, which checks every argument and stores it under its own name,
     - `build(values)`, which makes parameters, starting from the network's weights,
     - `draw(request)`, which returns weights with a leading axis of draws, and the KL of each draw,
-    - `mean()` and `variance()`, and `entropy()` if q has a density: the KL to any Gaussian prior follows from them,
+    - `mean()` and `variance()`, and also `entropy()` if q has a density, because the KL to any Gaussian prior is computed from
+    these three,
     - `set_to_prior(prior)`, if q can equal the prior.
     """
 
@@ -309,7 +311,7 @@ class Posterior(nn.Module):
         return found
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Covariance of a filter's entries under q, summed over the filters of a kernel: [K, K].
+        """Covariance under q of the entries of each filter, summed over all filters of a kernel: [K, K].
 
         Args:
             weight: The kernel.

@@ -16,7 +16,8 @@ from bayesify.weights.layout import PlacedWeights
 
 
 def kernels_suit(request: DrawRequest, like: Tensor) -> bool:
-    """Whether kernels can serve a request: they generate the noise, and the prior has fixed scales and mean 0."""
+    """Whether kernels can make the requested draws. This requires that kernels generate the noise, and that the prior has fixed
+    scales and mean 0."""
     return (
         type(request.noise) is NoiseSource
         and request.noise.by_kernel(like)

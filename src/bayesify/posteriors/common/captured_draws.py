@@ -109,7 +109,7 @@ def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], 
 
 
 def _follows(posterior: Posterior, request: DrawRequest) -> bool:
-    """Whether the graph of a request recomputes the values that other draws take from the cache."""
+    """Whether a request's graph recomputes the values that draws without a graph take from the cache."""
     return (
         request.num_draws == 1
         and sum(map(Tensor.numel, tensors_in(posterior, buffers=False))) <= MAX_PARAMETERS_TO_FOLLOW

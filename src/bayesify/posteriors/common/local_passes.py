@@ -1,4 +1,5 @@
-"""Passes in which each example has its own noise. They are repeated if the network uses a weight more than once."""
+"""Passes in which each example has its own noise. A pass is repeated if it finds a weight that the network uses more than
+once."""
 
 from __future__ import annotations
 
@@ -36,9 +37,9 @@ def run_local(
     Instead, the first bound runs one extra pass over a copy of the network without hooks. This pass is in evaluation mode, in
     which the network uses no random numbers.
 
-    `compute` draws and runs the network on the inputs, and `draw` makes one draw with noise per example from a
-    `generator`. The posteriors remember the weights that are used more than once. The network's buffers are reset before
-    the first pass is repeated.
+    `compute` draws weights and runs the network on the inputs. `draw` makes one draw, with separate noise for each example, from
+    a `generator`. The posteriors remember the weights that are used more than once. The network's buffers are reset before the
+    first pass is repeated.
     """
     parts = [part for part in posteriors if part.local_reparameterization]
     restore = None
@@ -65,7 +66,8 @@ def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _until_known(
     compute: Callable[[], Result], parts: list[Posterior], restore: Callable[[], None] | None = None
 ) -> Result:
-    """The first result whose pass finds no further weight that is used again. `restore` precedes each repetition."""
+    """Repeat the pass until it finds no further weight that is used more than once, and return its result. `restore` precedes
+    each repetition."""
     while True:
         try:
             return compute()

@@ -36,8 +36,8 @@ def relative_stds(
     convolutions is the same at every position. Convolutions detect out-of-distribution inputs best if all start with the same
     small value, `NORMALIZED_RELATIVE_STD`. An MLP that starts with `NORMALIZED_RELATIVE_STD` would have hardly any uncertainty.
 
-    `frozen` are the names of layers with frozen statistics, and `chosen` the weights that have a posterior. If none of
-    these comes before BatchNorm, the result is empty.
+    `frozen` are the names of layers with frozen statistics, and `chosen` the weights that have a posterior. If no chosen weight
+    comes before a BatchNorm layer, the result is empty.
     """
     layers = tracking_layers(network)
     before = [weight for weight in chosen if weight.normalized]
@@ -57,7 +57,8 @@ def relative_stds(
 
 
 def _amplification(norm: _NormBase) -> float:
-    """Mean square of all outputs times the median inverse variance, at least 1. The median ignores dead outputs."""
+    """The mean square of all outputs times the median of their inverse variances, but at least 1. The median ignores dead
+    outputs."""
     mean, variance = norm.running_mean, norm.running_var
     if mean is None or variance is None or mean.is_meta:
         return 1.0
@@ -66,7 +67,8 @@ def _amplification(norm: _NormBase) -> float:
 
 
 def root_mean_square(layer: Layer, values: Mapping[str, Tensor]) -> float:
-    """Root mean square of a layer's weights and bias; Neal's standard deviation if all are 0 or one is not finite."""
+    """Root mean square of a layer's weights and bias. If all of them are 0 or one is not finite, the standard deviation of Neal's
+    prior is returned instead."""
     square = sum(float(values[weight.name].detach().double().square().sum()) for weight in layer.weights)
     size = math.sqrt(square / max(1, layer.numel))
     return size if 0 < size < math.inf else 1 / math.sqrt(layer.weights[0].fan_in or 1)

@@ -42,10 +42,11 @@ class PriorScale:
     r"""Products with T, where $T T^\top$ is the prior's covariance over a row of `[W b]` of a layer.
 
     T is diagonal. If the prior correlates the positions of kernels, T of a kernel is block diagonal instead, with one block per
-    input channel. T is made once, in float64. If the data determine the weights, the gradient with respect to T through the
-    features and the gradient through the weights cancel. Their sum must therefore be computed in float64.
+    input channel. T is made once, in float64. If the data determine the weights, two gradients with respect to T cancel each
+    other: the gradient through the features and the gradient through the weights. Their sum must therefore be computed in
+    float64.
 
-    `batched` holds the scales and factors of the prior that differ between draws, [S, ...] each, by key.
+    `batched` is a dict with the prior's scales and factors that differ between draws, [S, ...] each.
     """
 
     def __init__(self, prior: PriorDraw, layers: Sequence[Layer], num_draws: int) -> None:
@@ -61,7 +62,7 @@ class PriorScale:
                     self.fixed[f"{kind} {weight.name}"] = value
 
     def at(self, values: Mapping[str, Tensor]) -> Self:
-        """The scale of one draw, given the entries of `batched` for this draw."""
+        """The scale of one draw. `values` contains the entries of `batched` for this draw."""
         one = object.__new__(type(self))
         one.fixed, one.batched, one.made = {**self.fixed, **values}, {}, {}
         return one
@@ -120,7 +121,7 @@ class PriorScale:
 
 
 def typical_scale(posterior: Posterior) -> PriorScale:
-    """The scale of a posterior's own prior. If the prior draws its scales, they are at their means."""
+    """The scale of a posterior's own prior. If the prior draws its scales, the means of these scales are used."""
     assert posterior.bound_prior is not None
     return PriorScale(posterior.bound_prior, posterior.layers, 1).first()
 
@@ -128,8 +129,9 @@ def typical_scale(posterior: Posterior) -> PriorScale:
 class HalfPrecision:
     r"""A function that multiplies a tensor by $\Lambda^{1/2}$ along its first axis, which has length M.
 
-    A diagonal $\Lambda$ has `log_diagonal` [M] and its square roots `numbers` [M]. For a full $\Lambda = C C^\top$, this
-    is the product with $C^\top$; C has the packed, strictly lower entries `lower` and, before softplus, `raw_diagonal` [M].
+    If $\Lambda$ is diagonal, `log_diagonal` contains the logarithms of its diagonal, and `numbers` contains the square roots of
+    its diagonal, [M] each. If $\Lambda = C C^\top$ is a full matrix, the function multiplies by $C^\top$. `lower` contains the
+    strictly lower entries of C, and softplus maps `raw_diagonal` to the diagonal of C, [M].
     """
 
     def __init__(

@@ -51,8 +51,8 @@ class LinearMap:
         return self.layer.weights[-1].is_bias
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """A list of features [M, *positions, d], with one entry for each group of the layer's outputs that has its own
-        features."""
+        """A list of features. It has one entry for each group of the layer's outputs that has its own features. Each entry is [M,
+        *positions, d]."""
         return [argument(args, kwargs, 0, "input")]
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ class AttentionOutput(LinearMap):
     """The projection at the end of `nn.MultiheadAttention`. Torch applies this projection without calling its module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The output of the heads. It equals the module's output if the identity replaces this projection."""
+        """The output of the heads. It is found as the module's output when the identity replaces this projection."""
         assert isinstance(module, nn.MultiheadAttention)
         slots: dict[str, Any] = module.out_proj._parameters
         kept = dict(slots)
@@ -186,7 +186,7 @@ class Convolution(LinearMap):
         return made
 
     def _moving(self, kernel: Tensor) -> Tensor:
-        """The kernel, [c_out, c_in / g, K], in the form in which it moves over the map from `seen`."""
+        """The kernel in the form in which it moves over the map from `seen`, [c_out, c_in / g, K]."""
         return kernel
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:

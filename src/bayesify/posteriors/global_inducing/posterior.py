@@ -95,8 +95,9 @@ class GlobalInducing(Posterior):
         kl_form: `"closed"` for the KL of each layer given the earlier layers, or `"sampled"` for $\log q - \log p$ at
             the draw. With `"sampled"` the bound has no variance if q is exact.
         init: Initial V of the layers. With `"random"`, V is standard normal, as in the paper. With `"network"`, V is the output of
-            each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. If the number of inducing inputs
-            times positions is at least the number of columns of $A_l$, the mean of q starts close to the network.
+            each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. Let n be the number of inducing
+            inputs times the number of positions. If n is at least the number of columns of $A_l$, the mean of q starts close to
+            the network.
 
     Raises:
         ValueError: If an argument is out of range, if inputs are not finite, if the network mixes examples, or if a
@@ -337,12 +338,12 @@ class GlobalInducing(Posterior):
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
     ) -> RegressionFactors:
-        r"""The regression that gives a layer's whitened weights. The regression adds the prior's identity matrix to another
-        matrix. In float64, this sum does not lose the identity matrix to rounding.
+        r"""The regression that gives a layer's whitened weights. The regression adds an identity matrix, which comes from the
+        prior, to another matrix. In float64, this sum does not lose the identity matrix to rounding.
 
-        On a CPU, the matrices of convolutions take most of the time of a step, so they are tried in float32. We measured how much
-        float32 rounding changed the variances, and how much it changed means of the size of the prior's standard deviation. Both
-        changed by at most about a tenth of
+        On a CPU, computing the matrices of convolutions takes most of the time of a step, so float32 is tried first. We measured
+        how much float32 rounding changed the variances, and how much it changed means of the size of the prior's standard
+        deviation. Both changed by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$

@@ -72,7 +72,8 @@ def trace(
 
 
 def find_map(network: nn.Module, layer: Layer) -> LinearMap:
-    """The linear map that belongs to a layer; `ValueError` if there is none, or its input is not visible from outside."""
+    """The linear map that belongs to a layer. Raises `ValueError` if there is none, or if its input is not visible from
+    outside."""
     weight = layer.weights[0]
     module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
     above, _, name = path.rpartition(".")

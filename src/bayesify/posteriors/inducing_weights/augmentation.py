@@ -19,10 +19,11 @@ INIT_D = 1e-3
 
 
 class Augmentation(nn.Module):
-    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices. All inducing matrices that augment them have the same size.
+    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices. All inducing matrices that augment these L matrices have the
+    same size.
 
-    Each group of equal-sized matrices starts at $Z_r$ [G, M_r, d_out] and $Z_c$ [G, M_c, d_in], and each $\lambda$ at
-    `start`, but at most at half of `max_lambda`. With a `max_lambda` of 0, W given U is a point estimate.
+    The given $Z_r$ [G, M_r, d_out] and $Z_c$ [G, M_c, d_in] are the initial values of each group of equal-sized matrices. Each
+    $\lambda$ starts at `start`, but at most at half of `max_lambda`. With a `max_lambda` of 0, W given U is a point estimate.
     """
 
     def __init__(

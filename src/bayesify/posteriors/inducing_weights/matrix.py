@@ -67,7 +67,8 @@ class InducingMatrix(nn.Module):
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
         """Draws of U in the form in which U is stored, [G, S, M_r, M_c].
 
-        The noise is standard normal, [G, S, *noise_shape()]. In a mixture, each draw uses one of the `members`, [S].
+        The noise is standard normal, [G, S, *noise_shape()]. In a mixture, `members` contains the index of the member for each
+        draw, [S].
         """
 
     @abstractmethod
@@ -280,7 +281,7 @@ class FullMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel() + self.prior_log_det(factors)) - _log_diagonal(factor)
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Squared effects of the columns of T on W, summed over the columns. Only a few columns are computed at a time."""
+        """The effect of each column of T on W, squared and summed over the columns. Only a few columns are computed at a time."""
         columns = self.scale_tril()[index].mT.unflatten(-1, (self.rows, self.cols))
         total = row.new_zeros(row.shape[-1], col.shape[-1])
         for part in columns.split(16):

@@ -1,4 +1,5 @@
-"""Standard normal noise for a draw of all layers, first of U's size, then of W's size, and draws made by kernels."""
+"""Standard normal noise for a draw of all layers: first the noise of U's size, then the noise of W's size. Also draws that are
+made by kernels."""
 
 from __future__ import annotations
 
@@ -38,9 +39,9 @@ class NoiseShapes:
     columns. The columns of E then follow the order of the weights in memory. A drawing kernel can therefore generate
     each number itself when it needs this number.
 
-    `factors` are empty if W equals its mean given U. $E_3$ has room for `cols` columns, the largest number in any U.
-    `own` are the shapes for U, `second` for $E_2$, and `large` for $[E_3 E]$ of each group, or for E and then $E_3$. `thin`
-    is the number of columns of $E_3$ if it comes before E, otherwise 0.
+    `factors` is empty if W equals its mean given U. $E_3$ has room for `cols` columns, the largest number of columns of any U.
+    `own` contains the shapes for U, and `second` the shapes for $E_2$. `large` contains the shapes for $[E_3 E]$ of each group,
+    or for E and then $E_3$. `thin` is the number of columns of $E_3$ if it comes before E, otherwise 0.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class NoiseShapes:
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """The noise for U of each family, and the noise of each block, with the shapes of this object.
 
-        If a `seed`, [1], is given, the result omits the noise of W's size, because a kernel generates it.
+        If `seed` is given, the result omits the noise of W's size, because a kernel generates it. The seed is [1].
         """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]
@@ -149,8 +150,8 @@ def draw_by_kernels(
 ) -> MutableMapping[str, Tensor]:
     """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
-    A block contains all layers with the same size of U, in groups of equal-sized layers. `given` is as in `conditional_draws`,
-    with no noise except $E_2$. With `low`, products with matrices of W's size use bfloat16.
+    A block contains all layers with the same size of U, in groups of equal-sized layers. `given` contains the same values as
+    `blocks` of `conditional_draws`, but of the noise only $E_2$. With `low`, products with matrices of W's size use bfloat16.
     """
     groups = [group for block in blocks for group in block]
     names = [weight.name for group in groups for layer in group for weight in layer.weights]

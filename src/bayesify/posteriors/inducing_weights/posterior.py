@@ -66,7 +66,8 @@ class InducingWeights(Posterior):
         function_space_kl: Whether to weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), where N is the `num_data` given to
             `elbo`.
         shared: Sizes (rows, cols) of one global inducing matrix on which the U of every layer depends. This matrix
-            correlates the layers (appendix H). It requires `whiten=True` and the same number of columns in every layer.
+            correlates the layers (appendix H). The option requires `whiten=True` and the same number of columns of U in every
+            layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
             default, the noise of U and the noise of W given U each contribute a tenth of the root mean square of the layer's
             weights to the standard deviation of W. Before BatchNorm, they contribute less.

@@ -32,7 +32,8 @@ class Diagonal(nn.Module):
         self.log_std = nn.Parameter(std.log().expand_as(mean).clone())
 
     def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws of g, [S, K, D], from standard normal noise, and the KL summed over blocks, a scalar or [S].
+        """Draws of g, computed from standard normal noise, and the KL, summed over blocks. The draws are [S, K, D], and the KL is
+        a scalar or [S].
 
         The prior standard deviation of g is [K, 1] or [S, K, 1].
         """
@@ -128,8 +129,8 @@ class Flow(Diagonal):
     $$ g = f_F \circ \dots \circ f_1 (z), \quad z \sim \mathcal{N}(\mu, \operatorname{diag}(s^2)), \qquad
        \log q(g) = \log q(z) - \sum_f \log |\det f'| $$
 
-    The KL of a draw is estimated by $\log q(g) - \log p(g)$. If no draw is given, KL and moments come from 1024 fixed
-    draws. The contribution of the Gaussian of z to the moments is exact. The chain starts close to the identity.
+    The KL of a draw is estimated by $\log q(g) - \log p(g)$. The methods for the KL and the moments, which take no draw, use 1024
+    fixed draws. The contribution of the Gaussian of z to the moments is exact. The chain starts close to the identity.
 
     Additional parameters: `u` and `w`, [K, F, D] each, and `b`, [K, F].
     """

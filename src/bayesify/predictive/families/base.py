@@ -128,7 +128,7 @@ class Family(ABC):
         return total
 
     def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Values and weights, each [J, B, O], at the nodes of an integral over pieces that start at `left`."""
+        """Nodes and their weights for an integral over pieces that start at `left`, each [J, B, O]."""
         for node, weight in zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True):
             yield left + 0.5 * (1 + node) * width, 0.5 * weight * width
 
@@ -146,7 +146,8 @@ class Family(ABC):
 
 
 def in_order(found: list[Tensor]) -> Tensor:
-    """Sort the values [S, B, O] of several levels into one tensor [J, B, O], with J at most `MAX_INTEGRATION_PLACES`."""
+    """Join a list of tensors [S, B, O], one per level, and sort all values into one tensor [J, B, O]. At most
+    `MAX_INTEGRATION_PLACES` values are kept."""
     values = torch.cat(found).sort(0).values
     if len(values) > MAX_INTEGRATION_PLACES:
         values = values[torch.linspace(0, len(values) - 1, MAX_INTEGRATION_PLACES, device=values.device).round().long()]

@@ -22,7 +22,8 @@ MAX_SUMMED_TERMS, MAX_SUMMED_MEAN = 4096, 500.0
 
 
 class CountFamily(Family):
-    """Distributions of whole numbers of at least 0. Sums and searches interpolate the distribution function between them."""
+    """Distributions of whole numbers of at least 0. Some computations interpolate the distribution function between whole
+    numbers."""
 
     discrete = True
 
@@ -125,8 +126,8 @@ class CountFamily(Family):
             yield torch.where(short, left + index, at), torch.where(short, (index < width).to(width), share)
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Counts from 0 upward with growing gaps, and approximate quantiles of the components, from gamma distributions with the
-        same moments."""
+        """Two kinds of counts: counts from 0 upward with growing gaps, and approximate quantiles of the components. The quantiles
+        come from gamma distributions with the same moments."""
         mean, variance = self.moments(*parameters)
         shape = mean.square() / variance
         near = [  # Wilson & Hilferty 1931

@@ -34,7 +34,7 @@ class StudentTFamily(Family):
         return _log_normalizer(degrees) - 0.5 * square.log() - 0.5 * (degrees + 1) * torch.log1p(scaled)
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$, to the left of the location.
+        r"""P(Y <= y). To the left of the location, it is $\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$.
 
         For many values at once, the function is interpolated from a table, with an error of 1e-10.
         """
@@ -49,7 +49,8 @@ class StudentTFamily(Family):
         return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
 
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Quantiles at several probabilities, [Q, S, B, O], between the quantiles for infinite and for two degrees of freedom."""
+        """Quantiles at several probabilities, [Q, S, B, O]. Each lies between the quantiles for infinite and for two degrees of
+        freedom, where the search takes place."""
         location, square, degrees = parameters
         wide = widened(degrees).expand(*(1,) * (location.ndim - degrees.ndim), *degrees.shape)
         ends = torch.stack([wide.new_tensor([end(q) for q in levels]) for end in (normal_quantile, _two_degrees)])
