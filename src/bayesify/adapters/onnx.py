@@ -327,7 +327,7 @@ class _Trial:
                 difference = float(((found - expected).abs() / (1 + expected.abs())).max())
                 if not difference <= self.tolerance:
                     raise ValueError(
-                        f"export_onnx: {name} differs by {difference:.2g} between torch and ONNX Runtime, more than "
+                        f"export_onnx: in {name}, torch and ONNX Runtime differ by {difference:.2g}, which exceeds "
                         f"tolerance={self.tolerance}, so no file was written; raise tolerance if this difference is acceptable"
                     )
                 largest = max(largest, difference)

@@ -35,7 +35,7 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
     """
     if not has_moments(posterior):
         raise ValueError(
-            f"linear_moments: the moments have no closed form under {type(posterior).__name__}; use MeanField, "
+            f"linear_moments: the moments of {type(posterior).__name__} have no closed form; use MeanField, "
             "FullCovariance, or WalshHadamard without a flow"
         )
     if isinstance(posterior, WalshHadamard):

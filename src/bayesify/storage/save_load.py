@@ -161,7 +161,7 @@ def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor])
         expected = header.get("not_finite")  # missing in files of earlier versions
         texts = (header["type"], header["library_version"], *dict(header["fingerprint"]).values(), *(expected or ()))
         if not all(isinstance(value, str) for value in texts) or not isinstance(expected, list | None):
-            raise ValueError("the type, the version, the fingerprint or the name of a tensor is not a string")
+            raise ValueError("the type, the version, the fingerprint or a tensor's name is not a string")
         config = tensor_files.unpack(packed, tensors)
         wrong = find_not_finite((key, value) for key, value in state.items() if key not in (expected or ()))
     except Exception as error:

@@ -178,7 +178,7 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
         for key in mine.keys() | (other.keys() - {"initial_lr"}):
             if key not in mine or key not in other or _kind(mine[key]) != _kind(other[key]):
                 raise ValueError(
-                    f"{key} is {other.get(key)!r} in the checkpoint's optimizer, but {mine.get(key)!r} in this run's"
+                    f"{key} is {other.get(key)!r} in the checkpoint's optimizer, but {mine.get(key)!r} in this run"
                 )
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     types = {

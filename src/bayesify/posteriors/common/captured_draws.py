@@ -258,7 +258,7 @@ class _Replay(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if ctx.use.overwritten:
             raise RuntimeError(
-                "elbo: backward was called again after a later elbo; call backward once per elbo, before the next elbo"
+                "elbo: backward was called after a later call of elbo; call backward once per elbo, before the next elbo"
             )
         found = ctx.captured.backward.replay(grads)
         ctx.use.finished = True

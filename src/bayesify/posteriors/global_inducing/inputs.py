@@ -133,8 +133,8 @@ def _first_width(network: nn.Module) -> int:
         if any(value is None for value in module._parameters.values()):
             break
     raise ValueError(
-        f"{OWNER}: inputs is a number, which is enough only if the network's first layer is linear, and here it is not; give the "
-        "inducing inputs themselves, such as examples of the training data, or their shape"
+        f"{OWNER}: inputs is a number, but the network's first layer is not linear; give the inducing inputs "
+        "themselves, such as examples of the training data, or their shape"
     )
 
 

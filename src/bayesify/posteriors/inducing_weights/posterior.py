@@ -346,7 +346,7 @@ class InducingWeights(Posterior):
         """
         if len(self._prior().factor):
             raise ValueError(
-                "InducingWeights: variances have no closed form under a prior that correlates the positions of a "
+                "InducingWeights: variances have no closed form if the prior correlates the positions of a "
                 "kernel; estimate them from draws"
             )
         factors = self.factors()
@@ -408,8 +408,8 @@ class InducingWeights(Posterior):
     def _prior(self) -> PriorDraw:
         if self.bound_prior is None:
             raise ValueError(
-                "InducingWeights: this posterior has no prior, which is needed for the scale of W; call bayesianize, "
-                "which sets a prior"
+                "InducingWeights: this posterior has no prior, but the scale of W depends on the prior; call bayesianize "
+                "to set a prior"
             )
         return self.bound_prior
 
