@@ -556,7 +556,7 @@ X = torch.linspace(-1, 1, 15).view(5, 3)
         (mlp, lambda: GlobalInducing(X, covariance="dense"), r"covariance='dense'; give 'diagonal' or 'full'"),  # type: ignore[arg-type]
         (mlp, lambda: GlobalInducing(X, learned="first"), r"learned='first'; give 'all' or 'last'"),  # type: ignore[arg-type]
         (mlp, lambda: GlobalInducing(X, kl_form="exact"), r"kl_form='exact'; give 'closed' or 'sampled'"),  # type: ignore[arg-type]
-        (lambda: nn.Conv2d(1, 2, 3), lambda: GlobalInducing(5), r"inputs is a number, .* first layer is linear, and"),
+        (lambda: nn.Conv2d(1, 2, 3), lambda: GlobalInducing(5), r"inputs is a number, .* first layer is not linear"),
         (mlp, lambda: LocalInducing(0), r"LocalInducing: points=0; give an integer of at least 1"),
         (mlp, lambda: LocalInducing(3, precision=-1.0), r"LocalInducing: precision=-1.0; give a positive number"),
         (mlp, lambda: LocalInducing(3, kl_form="exact"), r"LocalInducing: kl_form='exact'; give"),  # type: ignore[arg-type]
