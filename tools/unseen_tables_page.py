@@ -190,7 +190,9 @@ def intervals(found: Found) -> str:
         cells.append(f"{len(own) - len(bad)} of {len(own)}" if own else "")
         cells.append(f"{worst}: {100 * own[worst][1] / own[worst][0]:.0f} ({own[worst][0]} rows)" if own else "")
         rows.append(cells)
-    counts = f"{held(found, NEW_SOURCES)}. On the old and the new tables together, it is {held(found, EVERY_SOURCE)}"
+    together = (
+        f"On the old and the new tables together, the coverage is within these limits {held(found, EVERY_SOURCE)}"
+    )
     header = [
         "table",
         "coverage of 90 % intervals, %",
@@ -198,7 +200,11 @@ def intervals(found: Found) -> str:
         "groups within the limits",
         "group with the worst coverage",
     ]
-    return f"The coverage is within 4 points or 3 standard errors of its level {counts}.\n\n{table(header, rows)}"
+    return (
+        "A coverage is within the limits if it differs from 90 % by at most 4 points or 3 standard errors. On the new tables, the "
+        f"coverage is within these limits {held(found, NEW_SOURCES)}. {together}. ✗ marks a coverage outside the limits."
+        f"\n\n{table(header, rows)}"
+    )
 
 
 def stress(_: Found) -> str:
@@ -219,11 +225,16 @@ def stress(_: Found) -> str:
         "rows exploded",
         "furthest mean, 1 is the limit",
         "CRPS / CRPS of one guess",
-        "held by 90 %",
-        "highest upper end, in ranges of the targets above the largest one",
+        "coverage of 90 % intervals",
+        "highest upper end: distance to the largest target, divided by the range of the targets",
     ]
     total = sum(one["exploded"] for one in tables)
-    return f"{len(tables)} tables were run, and {total or 'no'} rows exploded.\n\n{table(header, rows)}"
+    return (
+        "A row explodes if its predicted mean lies outside the training targets by more than half of their range. For targets of at "
+        "least 0, a row explodes if its predicted mean is above 1.5 times the largest target. Rows that bayesify marks "
+        "as `unusual` are not counted. "
+        f"bayesify ran on {len(tables)} simulated tables, and {total or 'no'} rows exploded.\n\n{table(header, rows)}"
+    )
 
 
 def about(found: Found) -> str:
@@ -245,15 +256,15 @@ def tables() -> str:
     parts: list[tuple[str, Callable[[Found], str]]] = [
         ("## Against the best rival", summary),
         (
-            "## Against each rival\n\nThe ratios are geometric means over tables. The number of tables is in parentheses.",
+            "## Against each rival\n\nThe ratios are geometric means over tables. Parentheses give the number of tables.",
             by_rival,
         ),
         (
-            "## Table by table\n\nThe table shows our score divided by the rival's score. Below 1 is better for us.",
+            "## Table by table\n\nEach ratio is bayesify's score divided by the rival's score. A ratio below 1 means that bayesify is better.",
             each,
         ),
         ("## Intervals", intervals),
-        ("## Tables that try to break it", stress),
+        ("## Tables that try to break bayesify", stress),
         ("## The tables", about),
     ]
     return "\n\n".join(
