@@ -114,7 +114,7 @@ def page(name: str, found: list[Cell]) -> str:
             parts.append(f"![Picture {count} of the notebook]({stem}-{count}.png)")
     title, rest = parts[0].split("\n\n", 1)
     told = (
-        "*For anyone who learns from a whole program. This program runs in less than a minute on two CPU cores.*"
+        "*For readers who prefer to learn from a complete program. This program runs in less than a minute on two CPU cores.*"
         f" This page shows [the notebook]({stem}.ipynb), whose code is `examples/{name}.py`."
         " `python -m tools.notebooks` runs the notebook again."
     )

@@ -110,10 +110,10 @@ def summary(found: Found) -> str:
         cells.append(spent(run for runs in tables.values() for run in runs.values()))
         rows.append([TITLES.get(method, method), *cells])
     return (
-        f"We divide the score of a method by the score of {TITLES[PEER]} on the same rows. The table shows the geometric mean of this "
-        "ratio over tables; a ratio below 1 is better. "
-        "Parentheses give the number of tables if a method did not run on all tables. Seconds are the median processor time of a "
-        "fold.\n\n" + table(["", "CRPS, numbers", "CRPS, counts", "log-loss, classes", "seconds"], rows)
+        f"We divide the score of a method by the score of {TITLES[PEER]} on the same rows. The table shows the geometric mean of "
+        "this ratio over tables; a ratio below 1 is better. Parentheses give the number of tables if a method did not "
+        "run on all tables. Seconds are the median processor time of a fold.\n\n"
+        + table(["", "CRPS, numbers", "CRPS, counts", "log-loss, classes", "seconds"], rows)
     )
 
 
@@ -278,20 +278,20 @@ def tables() -> str:
         ),
         ("The next table shows the accuracy and the calibration of bayesify's default:", classes),
         (
-            "## Intervals\n\nThe table shows the coverage of bayesify's default intervals in percent, with its standard error over test "
-            "rows. ✗ marks a coverage that differs from its level by more than 4 points and more than 3 standard errors. One column "
-            "sorts the rows by the predicted median, from low to high, and shows the coverage of each third. For counts, parentheses "
-            "give the coverage of closed intervals.",
+            "## Intervals\n\nThe table shows the coverage of bayesify's default intervals in percent, with its standard error over "
+            "test rows. ✗ marks a coverage that differs from its level by more than 4 points and more than 3 standard errors. One "
+            "column sorts the rows by the predicted median, from low to high, and shows the coverage of each third. For counts, "
+            "parentheses give the coverage of closed intervals.",
             intervals,
         ),
         (
-            "## Seconds\n\nThe table shows the median processor seconds of a fold, on one thread (x86-64), with all steps included.",
+            "## Seconds\n\nThe table shows the median processor seconds of a fold on one thread (x86-64), with all steps included.",
             seconds,
         ),
         (
-            "The next table shows the default fit of bayesify alone. It ran on the first fold of each table, on two otherwise idle cores "
-            "(x86-64). The column of steps is for the member of the ensemble that reached its best score last. The goals are 10 "
-            "seconds on 500 rows and 60 seconds on 5,000 rows.",
+            "The next table shows the default fit of bayesify alone. It ran on the first fold of each table, on two otherwise idle "
+            "cores (x86-64). The column of steps is for the member of the ensemble that reached its best score last. The goals are "
+            "10 seconds on 500 rows and 60 seconds on 5,000 rows.",
             quiet,
         ),
         ("## The tables", sources),

@@ -230,8 +230,8 @@ def stress(_: Found) -> str:
     ]
     total = sum(one["exploded"] for one in tables)
     return (
-        "A row explodes if its predicted mean lies outside the training targets by more than half of their range. For targets of at "
-        "least 0, a row explodes if its predicted mean is above 1.5 times the largest target. Rows that bayesify marks "
+        "A row explodes if its predicted mean lies outside the training targets by more than half of their range. For targets of "
+        "at least 0, a row explodes if its predicted mean is above 1.5 times the largest target. Rows that bayesify marks "
         "as `unusual` are not counted. "
         f"bayesify ran on {len(tables)} simulated tables, and {total or 'no'} rows exploded.\n\n{table(header, rows)}"
     )
@@ -260,7 +260,8 @@ def tables() -> str:
             by_rival,
         ),
         (
-            "## Table by table\n\nEach ratio is bayesify's score divided by the rival's score. A ratio below 1 means that bayesify is better.",
+            "## Table by table\n\nEach ratio is bayesify's score divided by the rival's score. A ratio below 1 means that "
+            "bayesify is better.",
             each,
         ),
         ("## Intervals", intervals),
