@@ -61,27 +61,30 @@ CLAIMS_INTRO = """# Claims of the papers
 
 *For readers who want to know which claims of the papers hold in our runs.*
 
-Most claims of a paper are rankings: one system is better than another. This page lists the rankings that the five papers state in
-their texts, captions and tables, and the findings that they show in figures. Each claim has a verdict from our stored results:
+Most claims of a paper are rankings: one system is better than another. This page lists the rankings that five papers state in
+their texts, captions and tables. This page also lists findings that the papers show in figures. Each claim has a verdict from our
+stored results:
 
-- **not shown**: our numbers contradict the claim. *Why* gives the known cause, and the cheapest run that would test it.
+- **not shown**: our numbers contradict the claim. The text after *Why* gives the known or probable cause, and often the cheapest
+  run that would test this cause.
 - **untested**: we did not run an experiment that could decide the claim, or we ran only some of the systems.
-- **shown**: our numbers agree with the claim in the named setting. Many of these claims were checked with a single seed, and we
-  did not test for significance.
+- **shown**: our numbers agree with the claim in the named setting. Many of these claims were checked with a single seed. We did
+  not test for significance.
 
 How a ranking is judged:
 
-- We compare stored means. A comparison holds if the first number is strictly better, or if it is worse by at most a margin that the
-  claim names. If only some comparisons hold, the failing ones are marked "(fails)".
-- A claim is shown if all its comparisons hold. If it says "most", more than half of them must hold.
+- We compare stored means. A comparison holds if the first number is strictly better than the second number. If a claim names a
+  margin, the comparison also holds if the first number is worse by at most this margin.
+- If only some comparisons of a claim hold, the failing comparisons are marked "(fails)".
+- A claim is shown if all its comparisons hold. If a claim says "most", more than half of its comparisons must hold.
 - If a paper says "similar" or "slightly", we chose the margin or the share.
-- The same rule judges the paper's own numbers, if the paper prints them.
+- If the paper prints numbers, the same rule judges the paper's own numbers.
 
-Parentheses after a claim, or italics below it, name our setting. If it is not the paper's setting, the verdict "shown" is limited
-to our setting.
+Parentheses after a claim, or italics below a claim, name our setting. If our setting is not the paper's setting, the verdict
+"shown" is limited to our setting.
 
-`python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. It computes verdicts
-and numbers. The sentences after *Why* are written by hand.
+`python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. This program computes
+verdicts and numbers. The sentences after *Why* are written by hand.
 """
 MAX_COLUMNS = 6
 """Largest number of columns of a table on the page. Wider tables are transposed unless they have more rows than columns."""
@@ -186,7 +189,7 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
     if printed := pairs(theirs):
         judged = "show" if ranking.holds(printed) else "do not show"
         ran = pairs({key: theirs[key] for key in mine if key in theirs})
-        part = f", and {sum(one.holds for one in ran)} of the {len(ran)} that we ran"
+        part = f", among them {sum(one.holds for one in ran)} of the {len(ran)} comparisons that we ran"
         text.append(
             f"The paper's own numbers {judged} the claim: {counted(printed).lower()}"
             f"{part if 0 < len(ran) < len(printed) and not all(one.holds for one in printed) else ''}"
@@ -205,10 +208,10 @@ def _training(recipes: Mapping[str, list[str]]) -> list[str]:
         return [f"Training: {recipe}" for recipe in recipes]
     common = [part for part in next(iter(parts.values())) if all(part in own for own in parts.values())]
     own = [
-        f"{' and '.join(dict.fromkeys(systems))} had {' and '.join(part for part in parts[recipe] if part not in common)}"
+        f"Training of {' and '.join(dict.fromkeys(systems))}: {', '.join(part for part in parts[recipe] if part not in common)}"
         for recipe, systems in recipes.items()
     ]
-    return [f"Training of all systems: {', '.join(common)}", "; ".join(own)]
+    return [f"Training of all systems: {', '.join(common)}", *own]
 
 
 METRICS = {

@@ -94,9 +94,10 @@ def _fashion(content: dict[str, Any]) -> str:
     grid = table(["system", "caps", "accuracy %", "NLL", "ECE %", ""], tried)
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        "Numbers are means and standard errors over seeds. The columns MNIST and notMNIST are AUROC by entropy. Severity 5 is the "
-        "mean over the six corruptions at their strongest.\n\nThe next table shows the settings that were tried, scored on "
-        "held-out training images:\n\n" + grid
+        "Numbers are means and standard errors over seeds. The columns MNIST and notMNIST show the AUROC by entropy on these "
+        "out-of-distribution images. The column of severity 5 shows the accuracy, as a mean over the six corruptions at their "
+        "strongest.\n\nThe next table shows the settings that were tried, scored on held-out training images:\n\n"
+        + grid
     )
 
 
@@ -114,8 +115,10 @@ def _cifar10(content: dict[str, Any]) -> str:
     header += ["severity 5 %", "its ECE %", "NLL of the last epoch's steps"]
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        "All numbers have one seed. The columns MNIST and Fashion-MNIST (gray, in three channels) are AUROC by entropy. Severity 5 "
-        "is the mean over the six corruptions at their strongest. Several systems trained at the same time on one GPU."
+        "All numbers are from one seed. The columns MNIST and Fashion-MNIST show the AUROC by entropy on these out-of-distribution "
+        "images, which are gray, in three channels. The column of severity 5 shows the accuracy, as a mean over the six "
+        "corruptions "
+        "at their strongest. Several systems were trained at the same time on one GPU."
     )
 
 
@@ -148,9 +151,11 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
-        "The columns MNIST and Fashion-MNIST (gray, in three channels) are AUROC by entropy. Severity 5 is the mean over the six "
-        "corruptions at their strongest, on the first 1,000 test images. These are the commands of seed 0; add `--seed 1` or "
-        "`--seed 2` for the other seeds:"
+        "The columns MNIST and Fashion-MNIST show the AUROC by entropy on these out-of-distribution images, which are gray, in "
+        "three "
+        "channels. The column of severity 5 shows the accuracy on the first 1,000 test images, as a mean over the six corruptions "
+        "at their strongest. The commands below are for seed 0. For the other seeds, replace `--seed 0` by `--seed 1` or "
+        "`--seed 2`:"
         f"\n\n{listed}"
     )
 

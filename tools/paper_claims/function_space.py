@@ -26,11 +26,12 @@ def _toy(folder: Path, problem: str, key: str, over: Callable[[Iterable[float]],
 
 
 def _each_toy(found: Mapping[str, Mapping[str, float]], digits: int = 1) -> str:
-    return "; ".join(f"{setting}: {listed(own, digits)}" for setting, own in found.items())
+    return ". ".join(f"With {setting}: {listed(own, digits)}" for setting, own in found.items())
 
 
 SNELSON_RATIO = (
-    "Std two data widths away divided by std at the data, on Snelson's points (smallest ratio of a seed). With"
+    "On Snelson's points, we divide the std two data widths away from the data by the std at the data, and take the smallest ratio "
+    "over seeds."
 )
 
 
@@ -44,7 +45,7 @@ def snelson(folder: Path) -> Verdict:
 def snelson_above_mean_field(folder: Path) -> Verdict:
     """FSVI's uncertainty grows more away from the data than MFVI's."""
     found, errors = (_toy(folder, "snelson", key, over) for key, over in (("ratio", min), ("rmse", statistics.fmean)))
-    words = f"{SNELSON_RATIO} {_each_toy(found)}. Mean RMSE: {_each_toy(errors, 2)}"
+    words = f"{SNELSON_RATIO} {_each_toy(found)}. We also computed the mean RMSE over seeds. {_each_toy(errors, 2)}"
     return all(own["fsvi"] > own["mfvi"] for own in found.values()), words
 
 
@@ -55,9 +56,10 @@ def _moons(folder: Path, setting: str) -> Verdict:
     }
     inside, outside = ({name: pair[place] for name, pair in found.items()} for place in (0, 1))
     return inside["fsvi"] < 0.1 * math.log(2) and outside["fsvi"] > 0.5 * math.log(2), (
-        f"With {setting}, mean entropy in nats at the moons: {listed(inside)}. Mean entropy on a ring two data widths away: "
-        f"{listed(outside)}. The largest possible entropy is {math.log(2):.2f}. The claim counts as shown if FSVI has less than a "
-        "tenth of the largest entropy at the moons and more than half of it on the ring"
+        f"Setting: {setting}. Mean entropy in nats at the moons: {listed(inside)}. Mean entropy in nats on a ring two data widths "
+        f"away: {listed(outside)}. The largest possible entropy is {math.log(2):.2f}. The claim counts as shown if FSVI has less "
+        "than a "
+        "tenth of the largest entropy at the moons and more than half of the largest entropy on the ring"
     )
 
 
@@ -78,8 +80,9 @@ def moons_ensemble(folder: Path) -> Verdict:
         for setting, own in _toy(folder, "two_moons", "uncertain", statistics.fmean).items()
     }
     return all(own["ensemble"] < 25 for own in found.values()), (
-        "Percentage of a ring around the moons, two data widths away, whose entropy is above half of the largest possible entropy "
-        f"(mean over seeds). With {_each_toy(found, 0)}. The claim counts as shown if the ensemble always has less than 25"
+        "We take points on a ring around the moons, two data widths away. We count the points whose entropy is above half of the "
+        f"largest possible entropy, in percent (mean over seeds). {_each_toy(found, 0)}. The claim counts as shown if the ensemble "
+        "always has less than 25 %"
     )
 
 

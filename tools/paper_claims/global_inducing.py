@@ -36,7 +36,10 @@ def layers_depend(folder: Path) -> Verdict:
     }
     shown = min(found["gi-40"], found["dgp-gi"]) > 1 and max(found[name] for name in ("fac", "li", "dgp-dsvi")) < 0.1
     seeds, steps = len(content["scores"]["fac"]), content["settings"]["schedule"]["steps"]
-    return shown, f"Nats per example at the most costly boundary ({seeds} seeds, {steps:,} steps): {listed(found)}"
+    return shown, (
+        f"Loss in nats per example at the boundary between layers with the largest loss ({seeds} seeds, {steps:,} steps): "
+        f"{listed(found)}"
+    )
 
 
 def _bounds(folder: Path) -> tuple[dict[str, float], float]:
@@ -53,7 +56,7 @@ def depth_costs_factorized(folder: Path) -> Verdict:
         f"{name} {shallow:.1f} (depth 4) and {deep:.1f} (depth 10)" for name, (shallow, deep) in loss.items()
     )
     return drop["fac"] > 20 * max(drop["gi"], drop["rand-gi"]), (
-        f"With width 50, after 2,000 steps, the bound is below the evidence by these nats: {words}. At depth 10, the standard "
+        f"Evidence minus bound in nats, with width 50 after 2,000 steps: {words}. At depth 10, the standard "
         "error of gi and rand-gi is 0.10"
     )
 
@@ -66,7 +69,7 @@ def local_loses_and_width_helps(folder: Path) -> Verdict:
     }
     shown = min(loss["li-50-4"], loss["fac-50-4"]) > 100 and loss["gi-250-4"] < loss["gi-50-4"]
     return shown, (
-        f"After 2,000 steps, the bound is below the evidence by these nats: {listed(loss, 1)}. The two numbers after a posterior "
+        f"Evidence minus bound in nats, after 2,000 steps: {listed(loss, 1)}. The two numbers after a posterior "
         "are its width and its depth"
     )
 
@@ -78,7 +81,7 @@ def random_layers_suffice(folder: Path) -> Verdict:
     loss = {(width, depth): evidence - found[f"rand-gi-{width}-{depth}"] for width, depth in networks}
     words = ", ".join(f"{nats:.1f} (width {width}, depth {depth})" for (width, depth), nats in loss.items())
     return max(nats for (width, _), nats in loss.items() if width >= 50) < 10, (
-        f"The bound of rand-gi is below the evidence by these nats: {words}. Fewer than 10 nats count as close"
+        f"Evidence minus the bound of rand-gi in nats: {words}. Fewer than 10 nats count as close"
     )
 
 
@@ -118,8 +121,10 @@ def factorized_fails_under_scale(folder: Path) -> Verdict:
         for runs in ("uci", "uci_no_warm_up")
     }
     return ahead["uci"] > 0.2, (
-        f"Test log-likelihood of gi minus that of fac, mean of five data sets: {ahead['uci']:.2f} if the weight of the KL rises "
-        f"from 0.1, and {ahead['uci_no_warm_up']:.2f} if the KL has its full weight from the first step"
+        "We subtract the test log-likelihood of fac from the test log-likelihood of gi, and take the mean over five data sets. "
+        "The "
+        f"mean is {ahead['uci']:.2f} if the weight of the KL rises from 0.1, and {ahead['uci_no_warm_up']:.2f} if the KL has its "
+        "full weight from the first step"
     )
 
 
@@ -143,7 +148,7 @@ def dsvi_seldom_ahead(folder: Path) -> Verdict:
     wins = {name: value for name, value in ahead.items() if value > 0}
     shown = len(wins) < len(ahead) / 2 and max(wins.values(), default=0) < 0.05
     words = f"DSVI is ahead in {len(wins)} of {len(ahead)} cases (20 splits)"
-    return shown, f"{words}. It is ahead by these nats: {at(wins, '({})', 3)}" if wins else words
+    return shown, f"{words}. DSVI is ahead by these amounts in nats: {at(wins, '({})', 3)}" if wins else words
 
 
 def above_earlier_work(folder: Path) -> Verdict:

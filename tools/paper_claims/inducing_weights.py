@@ -46,12 +46,13 @@ def run_times(folder: Path) -> Verdict:
     }
     less = all(five < one for one, five in found.values())
     words = (
-        f"On a {name}, a draw and its forward pass take {one:.2f} times as long as a forward pass of the deterministic network if "
-        f"draws are made one at a time, and {five:.2f} times if five draws are made together"
+        f"On a {name}, we divide the time of a draw with its forward pass by the time of a deterministic forward pass. The ratio "
+        "is "
+        f"{one:.2f} if draws are made one at a time, and {five:.2f} if five draws are made together"
         for name, (one, five) in found.items()
     )
     shown = less and found["ResNet-50"][1] < found["ResNet-18"][1] < 1.5
-    return shown, f"{'. '.join(words)} (batches of {content['batch']}, {content['hardware']['gpu']})"
+    return shown, f"{'. '.join(words)}. We used batches of {content['batch']} on an {content['hardware']['gpu']}"
 
 
 def constant_ece(folder: Path) -> Verdict:
@@ -144,7 +145,8 @@ def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], s
     ]
     seeds = found["ffg_u", 1.0]["seeds"]
     return found, (
-        f"Accuracy and ECE in percent of {'. The same of '.join(words)}. Training: Fashion-MNIST, {seeds} seed{'s' * (seeds > 1)}, "
+        f"Accuracy and ECE in percent of {'. Accuracy and ECE in percent of '.join(words)}. Training: Fashion-MNIST, {seeds} "
+        f"seed{'s' * (seeds > 1)}, "
         f"{content['settings']['epochs']} epochs, then {content['fine_tuning']} epochs of fine-tuning (50 in the paper)"
     )
 

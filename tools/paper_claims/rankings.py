@@ -116,7 +116,7 @@ def told(
         runs: Number of seeds or splits of the numbers, in words; empty if they have none.
     """
     shown = ranking.holds(ours)
-    lacking = [f"Not run: {', '.join(missing)}"] if missing else []
+    lacking = [f"We did not run {' or '.join(missing)}"] if missing else []
     if shown is None:
         return None, lacking or ["Not run"]
     rivals = list(dict.fromkeys(one.loser for one in ours))
@@ -152,15 +152,15 @@ def _numbers(ours: Sequence[Comparison]) -> list[str]:
         for one in own:
             mark = " (fails)" if mixed and not one.holds else ""
             if by_pair:
-                head = f"{metric} of {one.winner} and {one.loser}: "
-                part = f"{_brief(one.above)} and {_brief(one.below)} {one.place}{mark}"
+                head = f"{metric} of {one.winner} against {one.loser}: "
+                part = f"{_brief(one.above)} against {_brief(one.below)} {one.place}{mark}"
             else:
                 head = f"{metric}{' ' * bool(one.place)}{one.place}: {one.winner} {_brief(one.above)} against "
                 part = f"{one.loser} {_brief(one.below)}{mark}"
             groups.setdefault(head, []).append(part)
         text += [f"{head}{', '.join(parts)}" for head, parts in groups.items()]
     if len(ours) > len(listed):
-        text.append(f"{len(ours) - len(listed)} more comparisons are not listed")
+        text.append(f"The other {len(ours) - len(listed)} comparisons are not listed")
     return text
 
 

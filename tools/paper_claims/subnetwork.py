@@ -51,9 +51,12 @@ def _half_keeps(folder: Path, rule: str) -> Verdict:
     at_data = [f"{own['Diagonal'] / 100:.1f}" for own in _kept(folder, "at_data").values()]
     shown = all(own[f"{rule} 50%"] > 90 > own["Diagonal"] for own in _kept(folder).values())
     return shown, (
-        "Share of the full posterior's std in the gap that half of the weights keep, by rule of selection. "
+        "We divide the std in the gap by the full posterior's std in the gap. Half of the weights are selected by each of four "
+        "rules. "
         f"{_kept_by_rule(folder, ('50%',), {'Diagonal': 'the diagonal posterior'})}. A share above 90 % counts as kept. At the "
-        f"data, the diagonal posterior has {' and '.join(at_data)} times the full posterior's std (`matern` and `cosine`)"
+        f"data, the std of the diagonal posterior is {at_data[0]} times the full posterior's std on `matern`, and {at_data[1]} "
+        "times "
+        "on `cosine`"
     )
 
 
@@ -78,7 +81,8 @@ def toy_beats_last_layer(folder: Path) -> Verdict:
     found = _kept(folder).values()
     shown = all(abs(own["Live weights 50%"] - 100) < abs(own["Last layer"] - 100) for own in found)
     return shown, (
-        "Share of the full posterior's std in the gap that half of the weights keep, by rule of selection. "
+        "We divide the std in the gap by the full posterior's std in the gap. Half of the weights are selected by each of four "
+        "rules. "
         f"{_kept_by_rule(folder, ('50%',), {'Last layer': 'the last layer'})}"
     )
 
@@ -88,7 +92,9 @@ def _small_beats_random(folder: Path, rule: str) -> Verdict:
         own[f"{rule} {size}"] > own[f"Random {size}"] for own in _kept(folder).values() for size in ("3%", "1%")
     )
     return shown, (
-        "Share of the full posterior's std in the gap that is kept by 3 % of the weights and by 1 %, by rule of selection. "
+        "We divide the std in the gap by the full posterior's std in the gap. Weights are selected by each of four rules. The "
+        "first share "
+        "of a rule is for 3 % of the weights, and the second share is for 1 % of the weights. "
         f"{_kept_by_rule(folder, ('3%', '1%'))}"
     )
 
@@ -132,7 +138,7 @@ def uci_more_weights(folder: Path) -> Verdict:
         most, splits = max(max(found) for found in own.values()), len({key[0] for key in own})
         words.append(f"{100 * shares[name]:.0f} % ({name}: {splits} split{'s' * (splits > 1)}, up to {most:,} weights)")
     shown = all(share > 0.5 for name, share in shares.items() if "gap" not in name)
-    about = "Share of networks and splits in which the largest subnetwork has a higher log-likelihood than MAP"
+    about = "We count the networks and splits in which the largest subnetwork has a higher log-likelihood than MAP. Their share"
     return shown, f"{about}: {', '.join(words)}{_not_run(shares)}"
 
 
@@ -154,7 +160,7 @@ def uci_larger_map(folder: Path) -> Verdict:
     words = ". ".join(f"{name}: {at(own, '({})', 3)}" for name, own in found.items())
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
     return shown, (
-        "Test log-likelihood of MAP, means over complete splits, with layers x width in parentheses. "
+        "The numbers are test log-likelihoods of MAP, averaged over complete splits. Parentheses give layers x width. "
         f"{words}{_not_run(found)}"
     )
 
@@ -168,7 +174,8 @@ def uci_larger_gain(folder: Path) -> Verdict:
     words = ". ".join(f"{name}: {at(own, '({})', 4)}" for name, own in found.items())
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
     return shown, (
-        "The subnetworks have as many weights as the smallest network. Gain over MAP in nats, with layers x width in parentheses. "
+        "The subnetworks have as many weights as the smallest network. The numbers are "
+        "gains over MAP in nats. Parentheses give layers x width. "
         f"{words}{_not_run(found)}"
     )
 
@@ -199,11 +206,11 @@ def _gain_share(folder: Path, system: str) -> Verdict:
         ours[angle] = scores["map"]["shifted"][angle]["nll"] - scores[system]["shifted"][angle]["nll"]
         paper[angle] = theirs["subnetwork"]["ll"][place] - theirs["map"]["ll"][place]
     upright = scores["map"]["shifted"]["0"]["nll"] - scores[system]["shifted"]["0"]["nll"]
-    words = ", ".join(f"{angle} degrees {own:.2f} (paper {paper[angle]:.2f})" for angle, own in ours.items())
+    words = ", ".join(f"{own:.2f} at {angle} degrees (paper: {paper[angle]:.2f})" for angle, own in ours.items())
     precision = content["systems"][system]["prior_precision"]
     return min(ours[angle] / paper[angle] for angle in ours) >= 0.7, (
-        f"Nats above MAP at a prior precision of {precision:.3g}, with one seed and 2,500 test images: {words}. Upright digits: "
-        f"{upright:.2f} (paper {theirs['subnetwork']['ll'][0] - theirs['map']['ll'][0]:.2f})"
+        f"Gain over MAP in nats at a prior precision of {precision:.3g}, with one seed and 2,500 test images: {words}. Gain on "
+        f"upright digits: {upright:.2f} (paper: {theirs['subnetwork']['ll'][0] - theirs['map']['ll'][0]:.2f})"
     )
 
 
@@ -233,9 +240,12 @@ def cifar10_outside_as_map(folder: Path) -> Verdict:
         for outside in ("fashion_mnist", "notmnist")
     }
     shown = all(abs(own[name] - own["map"]) < 0.02 for own in sets.values() for name in ("subnetwork", "random"))
-    words = ". ".join(f"{NAMES[name]}: {listed(own, 3)}" for name, own in sets.items())
+    words = ". ".join(f"AUROC on {NAMES[name]}: {listed(own, 3)}" for name, own in sets.items())
     paper = listed({"map": 0.86, "subnetwork": 0.85, "random": 0.86})
-    return shown, f"AUROC by entropy on gray images in three channels. {words}. SVHN in the paper: {paper}"
+    return shown, (
+        "The out-of-distribution images are gray images in three channels, detected by entropy. "
+        f"{words}. AUROC on SVHN in the paper: {paper}"
+    )
 
 
 def resnet50_gain(folder: Path) -> Verdict:
@@ -263,8 +273,8 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
     shown = all(chosen > 2 * random for chosen, random in zip(gains[::2], gains[1::2], strict=True))
     return shown, (
         f"Gain over MAP in nats (prior precision 500, one seed): {listed(above)}. On an earlier network the claim did not hold. "
-        "There, weights were selected by 1 / (H + lambda), and the precision was the smallest that costs 0.06 nats on validation "
-        f"images. Its gains were: {listed(other)}"
+        "For that network, weights were selected by 1 / (H + lambda), and the precision was the smallest that costs 0.06 nats on "
+        f"validation images. The gains over MAP in nats were: {listed(other)}"
     )
 
 

@@ -16,7 +16,7 @@ def approximability(folder: Path) -> Verdict:
     found, zero = {row["size"]: row["median"] for row in rows}, max(row["zero_matrix"] for row in rows)
     return max(found.values()) < zero + 0.01, (
         f"Median distance: {at(found, '(D = {})')}. The matrix of zeros has a distance of {zero:.2f}, which is an upper bound. The "
-        "median distance approaches it because 3 D parameters cannot fit D^2 random numbers"
+        "median distance approaches this bound because 3 D parameters cannot fit D^2 random numbers"
     )
 
 
@@ -28,7 +28,8 @@ def random_features_beat_fourier(folder: Path) -> Verdict:
     return wins > 0.75 * len(found) and min(ratios) < 0.8, (
         f"{about}, WHVI has the lower RMSE in {wins} of {len(found)} settings. RMSE of WHVI divided by RMSE of Fourier features: "
         f"{', '.join(f'{one:.2f}' for one in ratios)}. "
-        "The claim counts as shown if WHVI has the lower RMSE in three quarters of the settings, and in one of them by a fifth"
+        "The claim counts as shown if WHVI has the lower RMSE in three quarters of the settings, and in at least one setting by a "
+        "fifth"
     )
 
 
@@ -59,7 +60,7 @@ def transform_on_cpu(folder: Path) -> Verdict:
     earlier = ", earlier than in the paper" if even < 512 else ""
     return even <= 1024, (
         f"Time of the transform divided by the time of the dense product: {at(found, '(D = {})')}. The transform is faster from "
-        f"D = {even} on{earlier}. Batches of 512 on one core"
+        f"D = {even} on{earlier}. We used batches of 512 on one core"
     )
 
 
@@ -69,8 +70,9 @@ def transform_on_gpu(folder: Path) -> Verdict:
     found = {size: figures[f"transform_{size}_over_dense"] for size in (512, 4096, 16384)}
     recorded = {size: figures[f"recorded_transform_{size}_over_dense"] for size in found}
     return max(found.values()) < 1, (
-        f"Time of the transform divided by the time of the dense product with tf32: {at(found, '(D = {})')}. If both are replayed "
-        f"from a CUDA graph: {at(recorded, '(D = {})')}. Batches of 512 on an H200"
+        f"Time of the transform divided by the time of the dense product with tf32: {at(found, '(D = {})')}. If both operations "
+        "are replayed "
+        f"from a CUDA graph: {at(recorded, '(D = {})')}. We used batches of 512 on an H200"
     )
 
 
