@@ -69,7 +69,7 @@ def local_loses_and_width_helps(folder: Path) -> Verdict:
     }
     shown = min(loss["li-50-4"], loss["fac-50-4"]) > 100 and loss["gi-250-4"] < loss["gi-50-4"]
     return shown, (
-        f"Evidence minus bound in nats, after 2,000 steps: {listed(loss, 1)}. The two numbers after a posterior "
+        f"Evidence minus bound in nats, after 2,000 steps: {at(loss, '({})', 1)}. The two numbers after the name of a posterior "
         "are its width and its depth"
     )
 
