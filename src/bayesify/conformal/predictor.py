@@ -25,8 +25,8 @@ RULES: dict[str, type[Intervals] | type[Sets]] = {"Intervals": Intervals, "Sets"
 class Conformal(Predictor):
     """A predictor whose intervals, or sets of classes, are calibrated on rows that it was not trained on.
 
-    See `Intervals` and `Sets` for their guarantees. The result of `predict` does not change. A saved file contains the model and
-    the scores of the calibration rows, not the rows themselves.
+    See `Intervals` and `Sets` for their guarantees. Calibration does not change the result of the model's `predict`. A saved file
+    contains the model and the scores of the calibration rows, not the rows themselves.
 
     Args:
         model: Any predictor.

@@ -105,8 +105,8 @@ class Sampled:
         steps: Number of steps of the minibatch solver for each draw.
         batch: Largest number of examples in a step of the minibatch solver. Larger batches of the loader are split.
         examples: Largest number of examples for conjugate gradients. If there are more data, this many examples are
-            sampled to represent all data; see `choose_examples`. With K examples, O outputs and $\gamma$ effective
-            parameters, the draws are too wide; the relative error is about $\gamma / (3 K O)$.
+            sampled to represent all data; see `choose_examples`. Too few examples make the draws too wide: the relative error is
+            about $\gamma / (3 K O)$ for K examples, O outputs and $\gamma$ effective parameters.
     """
 
     num_draws: Count = 16

@@ -108,7 +108,7 @@ class RankOne(Posterior):
         return by_layer(self.layers, variances)
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """`-log p` of the shared weights, plus the KL of the factors averaged over components."""
+        """`-log p` of the shared weights, plus the mean over components of the factors' KL."""
         moments: dict[str, Tensor] = {}
         factors: Tensor | float = 0.0
         for layer in self.layers:

@@ -114,7 +114,9 @@ class Predictive:
                 words = "for classification; this is a regression, which has mean, std, quantile(q) and interval(level)"
             else:
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-            raise AttributeError(f"{kind}: {name} is {words}; to change the kind, give the model another likelihood")
+            raise AttributeError(
+                f"{kind}: {name} is {words}; to get the other kind of prediction, give the model another likelihood"
+            )
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
         """The same kind of mixture with different outputs of the draws, [S, B, ...]. This prediction does not change.

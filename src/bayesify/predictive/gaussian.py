@@ -91,7 +91,7 @@ class OutputGaussian:
 
     def logits(self, axis: int | None) -> tuple[Tensor, Spread]:
         """The means of the logits, [B, ..., K], and their covariances over the classes as a `Spread`. The spread has B P rows,
-        one for each of an example's P positions.
+        one for each of the P positions of each example.
 
         The axis of the classes is counted from the end. If it is `None`, each output is the difference of two logits.
         """

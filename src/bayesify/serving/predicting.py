@@ -224,7 +224,7 @@ class _Predicted:
         return columns, extra, Scores.of_classes(probs[known], labels, values)
 
     def _numbers(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """For numbers, the columns before and after the column `unusual`, and the scores."""
+        """For a numeric target: the output columns before `unusual`, the output columns after it, and the scores."""
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianRegressor)
         found = estimator.predictive(inputs)

@@ -61,7 +61,7 @@ class Explanation:
         widens: Contributions to the width of the interval or, for classes, to the entropy. The shape is that of `moves`.
         others_move: What all columns without a contribution of their own contribute together to the mean, [N] or [N, O]; 0 if
             there are at most ten columns.
-        others_widen: Joint contribution of the same columns to the width or the entropy.
+        others_widen: Like `others_move`, for the width or the entropy.
         unusual: N texts that say why a row is unusual; empty for rows that are not unusual.
         cells: Cells of the rows as texts, [N, D].
     """

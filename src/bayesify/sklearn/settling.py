@@ -101,7 +101,8 @@ def _noise(start: Start) -> Tensor:
 
 
 def _estimate_noise(start: Start) -> tuple[Start, float]:
-    """The `Start` with the noise, leverage and residuals after a round of training, and the log evidence at the old noise."""
+    """Two values after a round of training: the `Start` with the noise, leverage and residuals; and the log evidence at the old
+    noise."""
     assert start.evidence is not None
     x, y, weights = start.evidence.rows.tensors()
     net, likelihood, prior = copy.deepcopy(start.network).eval(), start.fixed_likelihood, start.settings.prior

@@ -39,7 +39,7 @@ class Weight:
             matrix are `units` blocks of equal width, one for each input feature or channel.
         aliases: Other names of the same tensor (tied weights).
         position: Index of the weight's layer among the layers that are linear maps, in the order of `named_modules()`.
-        normalized: Whether a layer that normalizes by running statistics comes later in the order of `named_modules()`.
+        normalized: Whether a layer that normalizes by running statistics comes after this weight's layer in `named_modules()`.
     """
 
     name: str

@@ -137,7 +137,7 @@ class Family(ABC):
         return in_order([self.component_quantile(level, *parameters) for level in self.node_levels()])
 
     def node_levels(self) -> list[float]:
-        """Probabilities of the quantiles that divide the integral of `half_spread` into pieces."""
+        """Quantile levels at which the integral in `half_spread` is split into pieces."""
         return torch.linspace(-30, 30, 41, dtype=torch.float64).sigmoid().tolist()
 
     @staticmethod
