@@ -74,7 +74,7 @@ def obtain(
         path = Path(folder) / file
         if not path.is_file():
             raise FileNotFoundError(
-                f"{owner}: {path} does not exist; put {file} there, or omit folder= and set {DATA_VARIABLE} to its place"
+                f"{owner}: {path} does not exist; put {file} there, or omit folder= and set {DATA_VARIABLE} to the folder of {file}"
             )
         return path, _read(owner, path)
     named = os.environ.get(DATA_VARIABLE)
