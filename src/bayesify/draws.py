@@ -54,7 +54,8 @@ class Draw:
 
 
 class Draws:
-    """S functions from the posterior, the same S for every input. Every argument is also an attribute.
+    """S functions drawn from the posterior; all inputs are evaluated with the same S functions. Every argument is also an
+    attribute.
 
     Args:
         runner: The network that the weights belong to.
@@ -202,8 +203,8 @@ class Draws:
         return Draws(self.runner, weights, self.kl, self.buffers)
 
     def detach(self) -> Draws:
-        """A copy of the draws that is detached from the posterior's parameters. Later training, also of the weights without a
-        posterior, does not change it."""
+        """A copy of the draws that is detached from the posterior's parameters. Training after this call does not change the
+        copy, not even its weights without a posterior."""
         plain = self.materialize()._copied(self.runner.snapshot())
         weights = {name: weight.detach() for name, weight in plain.weights.items()}
         return Draws(plain.runner, weights, self.kl.detach(), plain.buffers)

@@ -312,7 +312,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The terms of `map_objective` for a batch in the MAP phase, each [1]; otherwise the terms of `elbo`, each [S]."""
+        """If `phase` is `"map"`, the terms of `map_objective` for a batch, each [1]; otherwise the terms of `elbo`, each [S]."""
         options: dict[str, Any] = {"num_data": num_data, "example_weights": batch.weights}
         if phase == "map":
             return self.map_terms(batch.x, batch.y, **options)

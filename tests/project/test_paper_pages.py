@@ -84,7 +84,7 @@ def test_numbers_in_sentences_are_those_of_the_files():
     ]
     met, agree = (sum(one[rule] for one in turned) for rule in ("met", "agrees"))
     assert (
-        f"Our MAP meets or exceeds the paper's in {met} of {len(turned)} cells and agrees with it in {agree}."
+        f"Our MAP meets or exceeds {met} of the paper's {len(turned)} numbers and agrees with {agree} of them."
         in text["subnetwork"]
     )
     assert f"{met} of the {len(turned)} cells of MAP are met" in text["every-table"]
@@ -102,11 +102,11 @@ def test_numbers_in_sentences_are_those_of_the_files():
     assert f"Training stopped after {early['epoch']} epochs." in text["function-space"]
     assert f"its KL of {early['kl'] / 1e6:.1f} million nats" in text["function-space"]
     for title, words in (
-        ("Diag-Laplace", "Our diagonal posterior meets or exceeds the paper's in {} of 52 cells ({} agree)"),
-        ("SWAG", "our SWAG in {} ({} agree)"),
-        ("Dropout", "our dropout in {} ({} agree)"),
-        ("Ensemble", "our ensemble in {} ({} agree)"),
-        ("Subnetwork", "our subnetwork meets or exceeds the paper's in {} of the 52 cells and agrees with it in {}."),
+        ("Diag-Laplace", "Our diagonal posterior meets or exceeds {} of the paper's 52 numbers ({} agree)"),
+        ("SWAG", "our SWAG {} ({} agree)"),
+        ("Dropout", "our dropout {} ({} agree)"),
+        ("Ensemble", "our ensemble {} ({} agree)"),
+        ("Subnetwork", "our subnetwork meets or exceeds {} of the paper's 52 numbers and agrees with {} of them."),
     ):
         own = [one for one in cells if one["column"] == title and "MNIST rotated" in one["table"]]
         assert words.format(*(sum(one[rule] for one in own) for rule in ("met", "agrees"))) in text["subnetwork"]

@@ -185,8 +185,8 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Mean over M label configurations of the entropy of each example's label: [N]. Given a configuration, draw s has the weight
-    `weights[m, s]`; `shares` [M] are the weights of the configurations in the mean."""
+    """Mean over M label configurations of the entropy of each example's label: [N]. Given configuration m, draw s has the weight
+    `weights[m, s]`; in the mean, configuration m has the weight `shares[m]`."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

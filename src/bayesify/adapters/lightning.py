@@ -131,7 +131,7 @@ class BayesianModule(_Module):
         return prediction
 
     def predict_step(self, batch: object, batch_idx: int) -> Predictive:
-        """The prediction of a batch, which may contain targets."""
+        """The prediction for the inputs of a batch; if the batch contains targets, they are ignored."""
         try:
             inputs = parse_batch(batch, self._reader).x
         except (TypeError, ValueError):

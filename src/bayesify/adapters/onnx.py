@@ -84,7 +84,8 @@ class PredictiveGraph(nn.Module):
         self.eval()
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Mean, variance and its epistemic part, or probabilities, entropy and mutual information: [B, ...] each."""
+        """For a regression: mean, variance, and the epistemic part of the variance. For a classification: probabilities, entropy
+        and mutual information. Each is a tensor [B, ...]."""
         args, kwargs = ((), dict(zip(self._keys, inputs, strict=True))) if self._keys else (inputs, {})
         outputs = torch.stack([select_output(member(*args, **kwargs), self._output) for member in self.members])
         return moments(outputs, self.likelihood)

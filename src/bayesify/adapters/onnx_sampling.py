@@ -42,7 +42,7 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 class GivenNoise(NoiseSource):
     """A noise source that hands out given standard normal numbers in order. For uniform noise, the normal distribution function
-    maps them to numbers between 0 and 1. Shape of the given numbers: [K]. If no numbers are given, the source only counts how
+    maps them to numbers between 0 and 1. The given numbers form a vector [K]. If no numbers are given, the source only counts how
     many numbers a draw needs."""
 
     def __init__(self, values: Tensor | None) -> None:
@@ -333,7 +333,7 @@ class _Builder:
         return self.node("BitwiseXor", bits, self.shifted(bits, 16))
 
     def from_seed(self, names: list[str], count: int) -> None:
-        """Add nodes that compute one vector of standard normal numbers for each name in the list; see `normals`."""
+        """For each name in `names`, add nodes that compute a vector of `count` standard normal numbers; see `normals`."""
         kinds, pair = self.onnx.TensorProto, (count + 1) // 2
         whole = self.node("Cast", SEED_INPUT, to=kinds.UINT64)
         upper = self.node("BitShift", whole, self.constant(np.uint64(32)), direction="RIGHT")

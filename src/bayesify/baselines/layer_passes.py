@@ -27,8 +27,8 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 class LayerPass:
     """A forward pass with one draw, which keeps the inputs of the layers, and the backward pass that follows.
 
-    `rules` maps the names of the layers whose inputs are stored to their rules. `weights` has no axis of draws. Its tensors
-    become leaves of an autograd graph that ends in `outputs`, [B, ...].
+    `rules` maps names of layers to their rules; the inputs of these layers are stored. `weights` has no axis of draws. Its
+    tensors become leaves of an autograd graph that ends in `outputs`, [B, ...].
     """
 
     at_outputs: Tensor  # gradient of the loss at the outputs; set by `pull`
@@ -57,8 +57,8 @@ class LayerPass:
         """Gradients of a loss with respect to the weights and other tensors. This also stores the gradients at the outputs of the
         layers and of the network.
 
-        The loss is a weighted sum over examples, with weights [B]. A stored gradient contains the square root of its example's
-        weight, so that the squared gradient contains the weight itself.
+        The loss is a weighted sum over examples, with weights [B]. A stored gradient is multiplied by the square root of its
+        example's weight, so its square is multiplied by the weight.
         """
         taps = self._trace.taps
         targets = [self.outputs, *taps, *self.weights.values(), *others]

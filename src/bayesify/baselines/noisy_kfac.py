@@ -65,9 +65,10 @@ class NoisyKFAC(LayerwiseTrainer):
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
         damping: Extra damping $\eta$.
-        fisher: How the gradients g in S are obtained. `"sampled"` draws one random vector per example, whose covariance is the
-            likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher information, with one
-            backward pass per output. `"empirical"` uses the gradients of the log-likelihood of the targets, at no extra cost.
+        fisher: How to obtain the gradients g from which S is computed. `"sampled"` draws one random vector per example, whose
+            covariance is the likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher
+            information, with one backward pass per output. `"empirical"` uses the gradients of the log-likelihood of the targets,
+            at no extra cost.
         factor_every: Number of steps between observations of A and S.
         inverse_every: Number of steps between factorizations. Each factorization updates the posterior's covariance.
 
@@ -151,8 +152,8 @@ class NoisyKFAC(LayerwiseTrainer):
     # -- factors ---------------------------------------------------------------------------------------------------
 
     def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
-        """A and S of one draw, as mappings from layer names to matrices. Both contain the example weights; A is later divided by
-        the mean weight."""
+        """A and S of one draw, as mappings from layer names to matrices. Both are sums weighted by the example weights; before A
+        is used, it is divided by the mean weight."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
@@ -288,10 +289,10 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
 
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    r"""A root R, [..., O, O], of the likelihood's Fisher information $R R^\top$ at outputs [..., O].
+    r"""A root R of the likelihood's Fisher information, $R R^\top$, at outputs [..., O]: [..., O, O].
 
-    For classes, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, it is computed from the diagonal
-    or the eigenvalues.
+    For the likelihood `Categorical`, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, it is computed
+    from the diagonal or the eigenvalues.
     """
     outputs = as_float(outputs)
     if isinstance(likelihood, Categorical):

@@ -134,8 +134,8 @@ def sghmc(
 
 
 def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
-    """A copy of the network in which only the weights with the posterior `Point` are trainable, and a dict that maps the names of
-    these weights to the weights."""
+    """Two results: a copy of the network in which only the weights with the posterior `Point` are trainable, and a dict of these
+    weights by name."""
     if not isinstance(bnn, BayesianNetwork) or not all(isinstance(part, Point) for part in bnn.posteriors):
         raise TypeError("sghmc: the posterior is not Point; make the network with posteriors.Point()")
     if tracking_layers(bnn.network):

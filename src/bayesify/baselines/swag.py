@@ -185,8 +185,8 @@ class SWAG(Drawable):
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch plus the penalty of the prior or of the weight decay. Parameters
-        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. Without BatchNorm,
-        `history.findings` warns if the mean of the iterates predicts worse than the original network.
+        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. If the network has no
+        BatchNorm, `history.findings` warns if the mean of the iterates predicts worse than the original network.
 
         Args:
             loader: Iterable of batches that can be iterated once per epoch.
@@ -557,8 +557,8 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """The network whose iterates are collected, as `fit` trains it: by its negative log-likelihood. The optimizer's weight decay
-    takes the place of the prior."""
+    """The network whose iterates are collected, in a wrapper for `fit`, whose loss is the negative log-likelihood. The
+    optimizer's weight decay takes the place of the prior."""
 
     training_draws = 1
 

@@ -25,7 +25,7 @@ Scores = dict[str, float | None]
 def score_regression(
     test: RegressionPredictive, y: np.ndarray, calibration: RegressionPredictive, y_calibration: np.ndarray
 ) -> tuple[Scores, dict[str, Any]]:
-    """Scores of a regression, and the curves of its figures. Each of the two is a mapping from names to values.
+    """Scores of a regression, and the curves of its figures. The scores and the curves are two mappings from names to values.
 
     The scores include all scores of `metrics.evaluate`. `calibration` is the mean distance of the coverage curve from the
     diagonal. `width_*` are the widths of the central intervals. `coverage_90_*` are the coverages of the 90 % intervals in the
@@ -69,8 +69,8 @@ def score_classification(
     """Scores of a classification and the curves of its figures; see `score_regression`.
 
     For each level, the set consists of the fewest classes whose probabilities add up to the level. `coverage_*` is the
-    share of rows whose label is in this set, and `width_*` is the mean size of the set. `test` and `calibration` are
-    predictions [N, C]; `labels` and `known` are the true classes of their rows.
+    share of rows whose label is in this set, and `width_*` is the mean size of the set. `test` and `calibration` are predictions
+    [N, C]; `labels` are the true classes of the test rows, and `known` are the true classes of the calibration rows.
     """
     targets = torch.from_numpy(labels)
     found: Scores = dict(metrics.evaluate(test, targets))
@@ -127,8 +127,8 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Square root of the mean error of the rows that remain after the least certain rows are left out. The result has one value
-    for each share k / NUM_POINTS of rows that is left out, for k = 0..NUM_POINTS-1.
+    """Square root of the mean error of the rows that remain after the least certain rows are left out. Value k of the result, for
+    k = 0..NUM_POINTS-1, is computed after the share k / NUM_POINTS of the rows is left out.
 
     Rows with equal uncertainty are left out in random order; the result is the expectation over all such orders.
     """

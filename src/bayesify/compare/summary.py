@@ -106,7 +106,7 @@ LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table."""
+    """A column of the comparison's table."""
 
     key: str  # key in `MethodRow.means`
     heading: str
@@ -148,7 +148,7 @@ COLUMNS: dict[Task, tuple[Column, ...]] = {
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method in the table.
+    """One row of the comparison's table: a method and its results.
 
     Args:
         name: Name in code and on the command line.

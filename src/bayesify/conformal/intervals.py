@@ -45,7 +45,7 @@ class Intervals(Rule):
     use `scaled`. Each output is calibrated separately.
 
     Args:
-        score: Score of a calibration row; see the table.
+        score: Score of a calibration row; see the table above.
     """
 
     @checked
@@ -124,8 +124,8 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """Means and the units in which scores are measured. For the score `quantiles`, lower and upper ends of the predictive
-    distribution's own intervals instead. Both results are [n, O]."""
+    """Means and the units in which scores are measured. For the score `quantiles`, the results are the lower and upper ends of
+    the predictive distribution's own intervals instead. Both results are [n, O]."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second

@@ -30,7 +30,7 @@ class Sets(Rule):
       uniform between 0 and 1. Harder rows get larger sets (Romano et al. 2020, APS; with $\lambda > 0$ Angelopoulos et al.
       2021, RAPS). If `randomized` is false, u = 1 and coverage is above the level.
 
-    The number u of a row depends only on the seed and on the row's probabilities, for calibration rows and new rows; see
+    For calibration rows as well as new rows, the number u depends only on the seed and on the row's probabilities; see
     `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
 
     **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. Coverage is at most
@@ -44,7 +44,7 @@ class Sets(Rule):
     below the level.
 
     Args:
-        score: Score of a class; see the list.
+        score: Score of a class; see the list above.
         regularization: Weight $\lambda$ of the rank penalty.
         free: Number k of ranks without penalty.
         randomized: Whether u is random.

@@ -61,8 +61,8 @@ class Table:
         X: Inputs, [N, D], float64.
         y: Targets, [N, 1], float64; or labels starting at 0, [N], int64.
         splits: Standard splits.
-        gap_splits: One split per input. It sorts the rows by this input and uses the middle third for testing (Foong et al.
-            2019). Empty for classification.
+        gap_splits: One split per input. The rows are sorted by this input, and the middle third of them is used for testing
+            (Foong et al. 2019). Empty for classification.
     """
 
     name: str

@@ -27,7 +27,7 @@ class ProcessPredictive(RegressionPredictive):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean of f, its variance (between draws plus within draws), and the noise."""
+        """Mean of f, variance of f (between draws plus within draws), and variance of the noise."""
         spread = self._mean.var(0, unbiased=False) + self._variance.mean(0)
         return self._mean.mean(0), spread, self._noise
 

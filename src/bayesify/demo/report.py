@@ -16,7 +16,7 @@ MISSING_TEXT = "–"
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One method in the table, as text."""
+    """One row of the report's table: a method and its results, as text."""
 
     title: str
     name: str  # name in code and on the command line

@@ -82,9 +82,9 @@ class ToyProblem:
 class Outcome:
     """The outcome of one method on one problem.
 
-    `scores` are the scores of `metrics.evaluate` on test data, and for a regression `std_data` and `std_gap`: the mean epistemic
-    standard deviation at the training inputs and in the gap. `figure` has arrays on the problem's grid: `mean`, `epistemic_std` and
-    `std`, or `probs` and `entropy`.
+    `scores` has the scores of `metrics.evaluate` on test data. For a regression, it also has `std_data` and `std_gap`: the mean
+    epistemic standard deviations at the training inputs and in the gap. `figure` has arrays on the problem's grid: `mean`,
+    `epistemic_std` and `std`, or `probs` and `entropy`.
     """
 
     method: Method

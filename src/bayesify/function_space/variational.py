@@ -62,7 +62,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     the batch to the dataset. The KL term is not scaled. It is computed for the network linearized around the means m,
     at context inputs X that are drawn anew in each step. Uncertainty grows where there are context inputs but no data.
     The KL is finite only if the covariance has full rank. Otherwise, `"full"` and `"joint"` add a relative jitter to
-    both covariances (see `divergence.dense_kl`). Both raise an error if there are more function values than weights.
+    both covariances (see `divergence.dense_kl`). `"full"` and `"joint"` raise an error if there are more function values than
+    weights and no `jitter` is given.
 
     Args:
         bnn: A Bayesian network with the posterior `MeanField` or `KTied`. It is trained in place, in its current mode
@@ -286,8 +287,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """A function that computes the KL from inputs and a list of tensors, and the list itself: all tensors that need
-        gradients."""
+        """Two results: a function that computes the KL from inputs and a list of tensors, and this list, which contains all
+        tensors that need gradients."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 
@@ -395,7 +396,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         Args:
             memory: Memory budget in bytes, or a string such as `"1GiB"`; for `"linearized"`, the default is the model's budget.
             method: `"draws"` runs the network with draws of its weights. `"linearized"` uses the closed-form Gaussian over the
-                outputs of the linearized network. For Gaussian noise, the result is exact. For classes, the prediction
+                outputs of the linearized network. For Gaussian noise, the result is exact. For a classification, the prediction
                 is an average over draws from this Gaussian.
             options: Further arguments of `BayesianNetwork.predict`.
 

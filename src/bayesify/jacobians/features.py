@@ -41,7 +41,8 @@ class Features:
         return flat.reshape(len(values), -1, self.channels)
 
     def in_order(self, values: Tensor, dims: int = 1) -> Tensor:
-        """Rearrange each of the last `dims` axes, [..., T K], from positions and rows of W to the order of the outputs."""
+        """Rearrange each of the last `dims` axes from the order of positions and rows of W to the order of the outputs: [..., T
+        K]."""
         if self.place is None:
             return values
         order = self.place.argsort().to(values.device)

@@ -211,8 +211,8 @@ class Jacobians:
         return self._call({}, args, kwargs, twice=False)(self.runner).detach()
 
     def push(self, args: Args, kwargs: Kwargs, offsets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        r"""Outputs [B, ...] of a batch and their derivatives $J_b v_s$, [S, B, ...], along S directions v. Each
-        direction has a tensor per weight: [S, *shape].
+        r"""Outputs of a batch, [B, ...], and their derivatives $J_b v_s$ along S directions v, [S, B, ...]. Each direction has a
+        tensor per weight: [S, *shape].
 
         Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and about three
         passes otherwise. The cost does not depend on the number of outputs.
@@ -229,8 +229,8 @@ class Jacobians:
         return outputs[0], changes
 
     def pull(self, args: Args, kwargs: Kwargs, vectors: Tensor) -> dict[str, Tensor]:
-        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors, [S, B, ...], which have the shape of the outputs. The
-        result maps weight names to tensors [S, *shape].
+        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors, each in the shape of the outputs; together they are a tensor [S, B,
+        ...]. The result maps weight names to tensors [S, *shape].
 
         Each vector takes one backward pass. Gradients of single examples are not computed.
         """
@@ -430,7 +430,7 @@ class Gradients:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """K and B."""
+        """Number of vectors K and number of examples B."""
         return self._vectors.shape[0], self._vectors.shape[1]
 
     @property

@@ -204,7 +204,8 @@ class TransposedConvRule(ConvRule):
 
 
 class LookupRule(Rule):
-    """An embedding table: each looked-up row gets the gradient, except the padding row."""
+    """An embedding table: the gradient at each position is added to the row that was looked up there, unless it is the padding
+    row."""
 
     kinds = (nn.Embedding,)
 
@@ -287,7 +288,8 @@ def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Te
 
 
 def with_ones(a: Tensor, layer: Layer) -> Tensor:
-    """Inputs [B, T, d_in] of a linear map with a column of ones for a bias, in the order of the columns of `[W b]`: [B, T, D]."""
+    """Inputs [B, T, d_in] of a linear map, with a column of ones if the layer has a bias; columns are in the order of the columns
+    of `[W b]`: [B, T, D]."""
     ones = a.new_ones(*a.shape[:2], 1)
     return torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1)
 

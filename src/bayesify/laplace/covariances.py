@@ -134,7 +134,7 @@ class FullCovariance(WeightCovariance):
 
     @property
     def held(self) -> int:
-        """The number of weights, because whole Jacobian rows are held."""
+        """The number of weights, because whole rows of the Jacobian are in memory."""
         return len(self.prior)
 
     @cached_property
@@ -390,7 +390,8 @@ class KroneckerCovariance(WeightCovariance):
         return a[:, 0].to(self.prior), slopes[:, :, 0].to(self.prior)
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Covariances, summed weight by weight and layer by layer, so that no Jacobian over all weights is held."""
+        """Covariances, summed weight by weight and layer by layer, so that the Jacobian over all weights is never in memory as a
+        whole."""
         chosen = factors or [self.factor]
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(len(chosen), batch, vectors, vectors)
@@ -462,8 +463,8 @@ class KroneckerCovariance(WeightCovariance):
         """This object with the eigenvectors instead of the Kronecker factors. The eigenvectors are computed on
         `device`.
 
-        The result takes half the memory and cannot be saved. The eigenvectors stay on the device of the factors. If
-        these factors are on the CPU of a machine with a GPU, the eigenvectors are in pinned memory.
+        The result takes half the memory and cannot be saved. After they are computed, the eigenvectors are stored on the device
+        of the factors. If these factors are on the CPU of a machine with a GPU, the eigenvectors are in pinned memory.
         """
         home = self.prior.device
         found = []

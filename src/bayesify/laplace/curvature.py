@@ -135,8 +135,8 @@ class DataTerm:
 
 
 def _target_sums(likelihood: Likelihood, outputs: Tensor, batch: Batch, weights: Tensor) -> Tensor | None:
-    """For Gaussian noise, the weighted sums of 1, y and y squared, [3, O]. For classes, the weight of each class, [K].
-    Otherwise `None`."""
+    """For Gaussian noise, the weighted sums of 1, y and y squared, [3, O]. For a classification, the sum of the example weights
+    of each class, [K]. Otherwise `None`."""
     y = batch.y.reshape(len(batch), -1)
     if likelihood.name == "gaussian":
         powers = (torch.ones_like(y, dtype=weights.dtype), y.double(), y.double().square())

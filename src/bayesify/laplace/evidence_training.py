@@ -49,7 +49,7 @@ class LayerwiseGaussian(Prior):
 
 
 class EvidenceTraining:
-    """A network in training (`bnn`), with prior precisions by weight name and a noise variance that the evidence updates.
+    """A network in training (`bnn`), whose noise variance and prior precisions (by weight name) are updated by the evidence.
 
     A Gaussian noise variance that was given or found before stays fixed.
     """

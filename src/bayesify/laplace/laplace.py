@@ -584,7 +584,7 @@ class Laplace(Drawable):
 
     def _find_draws_factor(self, equations: Equations, examples: Examples) -> None:
         """Find the prior precision, and the noise if none was given, by the evidence of at most `MAX_EVIDENCE_EXAMPLES`
-        examples. For classes, the precision stays large enough to predict training rows well."""
+        examples. For a classification, the precision stays large enough to predict training rows well."""
         subset, few = equations.subset, equations
         if equations.minibatch or self.data.num_data > MAX_EVIDENCE_EXAMPLES:
             prior = equations.prior, equations.preconditioner
@@ -626,7 +626,7 @@ class Laplace(Drawable):
         return losses
 
     def _narrow_draws(self, examples: Examples) -> None:
-        """For classes, scale the draws down until they predict training rows well enough; see `_settle_precision`."""
+        """In a classification, scale the draws down until they predict training rows well enough; see `_settle_precision`."""
         if self.likelihood.task != "classification":
             return
         subset, posterior = self.fitted()
@@ -876,7 +876,7 @@ class Laplace(Drawable):
         return known
 
     def _settle_precision(self, examples: Examples) -> None:
-        """For classes, adapt the default precision to the evidence and to predictions of training rows.
+        """In a classification, adapt the default precision to the evidence and to predictions of training rows.
 
         The evidence takes the scale of a layer's features into account, and the default precision does not. With few
         rows per weight, however, the evidence prefers such a wide prior that the Gaussian leaves the region where the
@@ -908,7 +908,7 @@ class Laplace(Drawable):
         self._rescale(bearable[0] if bearable else factors[-1])
 
     def _leave_labels_out(self, examples: Examples) -> None:
-        """For classes, change the precision of all weights if the new precision predicts left-out training rows better.
+        """In a classification, change the precision of all weights if the new precision predicts left-out training rows better.
 
         If no link was given, the same rows also decide which link to use. The link becomes `"probit"` only if it is
         better by more than `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is overconfident on new
@@ -1000,8 +1000,9 @@ class Laplace(Drawable):
         r"""The predictive distribution of a batch of any size; see `Predictor.predict` for `x` and `generator`.
 
         With `"closed_form"`, the linearized network $f(x, w^*) + J(x)(w - w^*)$ has Gaussian outputs
-        $\mathcal{N}(f, J \Sigma J^\top)$. The prediction is exact for Gaussian noise, and uses the link for classes.
-        `"linearized_mc"` uses draws of the linearized network, and `"network_mc"` uses draws of the network itself.
+        $\mathcal{N}(f, J \Sigma J^\top)$. For Gaussian noise, the prediction is exact; for a classification, it uses the
+        approximation that `link` names. `"linearized_mc"` uses draws of the linearized network, and `"network_mc"` uses draws of
+        the network itself.
 
         Args:
             num_draws: Number of draws for the two Monte Carlo methods; 32 by default.
@@ -1155,8 +1156,8 @@ class Laplace(Drawable):
 
     @checked
     def set_prior_factor(self, factor: Positive) -> None:
-        """Set the common factor on the given prior precisions. The curvature does not change. A second `fit` does not
-        change the precision either."""
+        """Set the common factor on the given prior precisions. The curvature does not change. If `fit` is called again, it keeps
+        this precision."""
         self._rescale(factor)
         self._default = False
 
@@ -1292,8 +1293,8 @@ class Laplace(Drawable):
         return total / total_count(batches)
 
     def _shared_noise(self, what: str) -> Gaussian:
-        """The likelihood, which must be Gaussian with one shared variance. Otherwise a `ValueError` is raised, which
-        names the caller `what`."""
+        """The likelihood, which must be Gaussian with one shared variance. Otherwise a `ValueError` is raised; `what` is the
+        caller's name in the message."""
         if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
             raise ValueError(f"{what} needs a Gaussian likelihood with the same noise variance for all outputs")
         return self.likelihood

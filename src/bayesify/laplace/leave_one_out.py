@@ -1,9 +1,9 @@
 r"""Choice of the noise and prior precision of a regression. Training rows are predicted as if they had been left out,
 without fitting the network again.
 
-The network is treated as a linear model, whitened by the prior and written in the eigenbasis of its curvature. It has
-eigenvalues s of $J^\top J$, weights w and residuals e. A ridge regression with penalty t has the leverages $h_n(t) =
-J_n (J^\top J + t I)^{-1} J_n^\top$. A posterior with noise $\sigma^2$ and factor c on the prior precisions has $t = c
+The network is treated as a linear model, whitened by the prior and written in the eigenbasis of its curvature. In this basis, s
+are the eigenvalues of $J^\top J$, w are the weights, and e are the residuals. A ridge regression with penalty t has the leverages
+$h_n(t) = J_n (J^\top J + t I)^{-1} J_n^\top$. A posterior with noise $\sigma^2$ and factor c on the prior precisions has $t = c
 \sigma^2$.
 """
 

@@ -214,7 +214,7 @@ class SampledCovariance(WeightCovariance):
         """This object, if `factor` is the factor of the draws.
 
         Raises:
-            ValueError: For another factor.
+            ValueError: If `factor` is not the factor of the draws.
         """
         if factor != self.factor:
             raise ValueError(
@@ -289,14 +289,14 @@ class OutputHessian:
         return cls(h, q, likelihood.logit_axis(outputs.ndim) or -1, counts)
 
     def times(self, vectors: Tensor) -> Tensor:
-        """Products with vectors [S, B, ...]."""
+        """Products of the Hessians with vectors [S, B, ...]."""
         found = self.diagonal * vectors
         if self.product is not None:
             found = found - self.product * (self.product * vectors).sum(self.axis, keepdim=True)
         return self.weights * found
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
-        """Normal vectors with this covariance, [S, B, ...]. For classes, diag(sqrt p) - p sqrt(p)^T is a root of
+        """Normal vectors whose covariances are the Hessians, [S, B, ...]. For classes, diag(sqrt p) - p sqrt(p)^T is a root of
         diag(p) - p p^T."""
         normal = torch.randn((count, *self.diagonal.shape), generator=generator, device=generator.device)
         found = self.diagonal.sqrt() * normal.to(self.diagonal)
@@ -430,10 +430,10 @@ class Equations:
     With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$, the minimum has
     the distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large
     linear models, with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions
-    without data the solution equals $\theta$. If they started at zero, they would take about twice as many iterations.
-    The paper uses gradient descent on minibatches with Nesterov's momentum. Here Kronecker factors also precondition
-    these steps. Conjugate gradients solve the same equations on all examples or on chosen examples. The products $J_n
-    v$ and $J_n^\top v$ take two passes of the network each, for all draws of a group at once. No Jacobian is formed.
+    without data the solution equals $\theta$. Solvers that started at zero would take about twice as many iterations. The paper
+    uses gradient descent on minibatches with Nesterov's momentum. Here Kronecker factors also precondition these steps. Conjugate
+    gradients solve the same equations on all examples or on chosen examples. The products $J_n v$ and $J_n^\top v$ take two
+    passes of the network each, for all draws of a group at once. No Jacobian is formed.
 
     Args:
         pieces: The data. Every pass must yield the same examples.
@@ -605,8 +605,8 @@ class Equations:
             yield [(part, as_inputs(part.x)) for part in parts]
 
     def _largest_eigenvalue(self, batch: list[tuple[Batch, Inputs]]) -> float:
-        """Largest eigenvalue of the preconditioned equations of a minibatch. The power iteration that computes it gives
-        a slightly too small value."""
+        """Largest eigenvalue of the matrix of the preconditioned equations, computed on one minibatch. The power iteration that
+        computes it gives a slightly too small value."""
         root, found = self.root.to(self.device), 1.0
         z = root * self.prior_noise(-1, 1).to(self.device)
         for _ in range(NUM_POWER_ITERATIONS):
@@ -638,7 +638,7 @@ class Equations:
         return self._pulled(vectors_at, len(vectors)).add_(vectors, alpha=self.factor)
 
     def _data_noise(self, first: int, count: int) -> Tensor:
-        r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, [g, S], computed in a pass over the data."""
+        r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, computed in a pass over the data: [g, S]."""
         generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first + 1) % 2**63)
 
         def vectors_at(piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -648,8 +648,8 @@ class Equations:
         return self._pulled(vectors_at, count)
 
     def mode_target(self, mean: Tensor) -> Tensor:
-        r"""$\delta^{-1/2} (H w^* - \nabla \ell)$, [1, S]: the right-hand side of the equation for the mode of the
-        linearized model."""
+        r"""The right-hand side $\delta^{-1/2} (H w^* - \nabla \ell)$ of the equation for the mode of the linearized model, [1,
+        S]."""
         slopes = OutputCurvature(self.likelihood, "empirical")
 
         def vectors_at(piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -701,7 +701,7 @@ class Equations:
         return total.mul_(self.root)
 
     def _rows(self, args: Args, kwargs: Kwargs) -> int:
-        """Number of examples for which activations and their changes fit into the budget."""
+        """Number of examples whose activations and changes of activations fit into the memory budget."""
         held = (4 * self.at_once + 2) * self.pieces.jacobians.cost(args, kwargs).activations
         return max(1, int(self.pieces.memory // held))
 
@@ -864,5 +864,5 @@ def _norms(vectors: Tensor) -> Tensor:
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of rows, [g, 1], without copying the rows."""
+    """Inner products of rows, computed without copying the rows: [g, 1]."""
     return (left.unsqueeze(1) @ right.unsqueeze(2)).squeeze(2)

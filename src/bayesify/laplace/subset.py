@@ -81,12 +81,12 @@ class Subset:
         return torch.cat([self.pick(name, values[name].reshape(-1)) for name in self.entries])
 
     def pick(self, name: str, flat: Tensor) -> Tensor:
-        """The chosen entries, [..., n], of one weight [..., numel]."""
+        """The chosen entries of one weight: [..., numel] -> [..., n]."""
         index = self.entries[name]
         return flat if index is None else flat[..., index.to(flat.device)]
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Split a vector over the subset, [..., S], into one part per weight, [..., n] each."""
+        """Split a vector over the subset into one part per weight: [..., S] -> [..., n] for each weight."""
         return dict(zip(self.entries, flat.split([self.count(name) for name in self.entries], dim=-1), strict=True))
 
     def gradients(self, gradients: Gradients, name: str) -> Tensor:

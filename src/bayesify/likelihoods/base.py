@@ -131,7 +131,7 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """The Hessian of `-log p(y | f)` with respect to the outputs, averaged over y drawn from p(y | f). It is positive
+        """The expected Hessian of `-log p(y | f)` with respect to the outputs, where y is drawn from p(y | f). It is positive
         semidefinite.
 
         Args:

@@ -236,8 +236,8 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
 
     Classes are considered in order of decreasing probability. For each class, the quotient is the total probability of this and
     all later classes, divided by the number of classes still to choose. The class is chosen with certainty if its probability
-    exceeds the quotient. From the first class that does not exceed its quotient, classes are chosen by systematic sampling, from
-    a random start and in steps of the size of this quotient (Madow 1949).
+    exceeds the quotient. From the first class whose probability does not exceed its quotient, classes are chosen by systematic
+    sampling (Madow 1949). It starts at a random place and takes steps as large as this quotient.
     """
     ordered, classes = probs.sort(-1, descending=True)
     # Sum from the least likely class, because 1 minus the sum of the others would be rounding error.

@@ -55,7 +55,8 @@ class Gaussian(NumberLikelihood):
 
     @property
     def is_learned_by_fit(self) -> bool:
-        """Whether `fit` and `Laplace.fit` find the variance. They do if it is learned and no initial value was given."""
+        """Whether `fit` and `Laplace.fit` find the variance. They find it if the variance is learned and no initial value was
+        given."""
         return self._noise is None and self._learn
 
     @property
@@ -99,9 +100,9 @@ class HeteroscedasticGaussian(NumberLikelihood):
     rows. `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by
     $(v / \bar v)^\beta$ ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ the means are trained as with squared
     errors, and with $\beta = 0$ as with the plain likelihood. $\bar v$ is one learned variance, the variance of the
-    residuals. Because of the division by $\bar v$, the weight of the data relative to the prior does not change. On the
-    prices of 4,000 diamonds, the error of the mean was 642 after training with squared errors, 1,505 with $\beta = 0$
-    and 622 with $\beta = 0.5$.
+    residuals. Because of the division by $\bar v$, the data keep about the same weight relative to the prior as without these
+    factors. On the prices of 4,000 diamonds, the error of the mean was 642 after training with squared errors, 1,505 with $\beta
+    = 0$ and 622 with $\beta = 0.5$.
 
     Args:
         beta: Exponent $\beta$ of the gradients' weights.

@@ -24,7 +24,7 @@ def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
-    r"""Lower factors L of positive definite matrices, $L L^\top = A$, [..., n, n], with jitter only if rounding requires it.
+    r"""Lower factors L of positive definite matrices $A = L L^\top$, with jitter only if rounding requires it: [..., n, n].
 
     If a matrix is not finite or not positive definite, a `ValueError` is raised. Its message calls the matrix `what`. Under
     `vmap` and during the capture of a CUDA graph, values cannot be checked. If a factor does not exist, it is then NaN.

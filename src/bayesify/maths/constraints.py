@@ -31,13 +31,13 @@ def raw_softplus(value: Tensor) -> Tensor:
 
 
 def raw_positives(values: Sequence[float], like: Tensor, maximum: float | None = None) -> Tensor:
-    """Raw values of several numbers, [len(values)], with the dtype and device of the tensor `like`."""
+    """Raw values of several numbers, with the dtype and device of the tensor `like`: [len(values)]."""
     return like.new_tensor([raw_positive(value, maximum) for value in values])
 
 
 def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
-    """Cholesky factor, [*batch, n, n], from its strictly lower entries (see `strict_tril`) and its raw diagonal (softplus),
-    [*batch, n]."""
+    """Cholesky factor [*batch, n, n], made from its strictly lower entries (see `strict_tril`) and from raw values [*batch, n]
+    whose softplus is its diagonal."""
     return strict_tril(packed, raw_diagonal.shape[-1]) + torch.diag_embed(positive(raw_diagonal))
 
 
@@ -49,8 +49,8 @@ def strict_tril(packed: Tensor, n: int) -> Tensor:
 
 
 def relative_tril(relative: Tensor, raw_diagonal: Tensor) -> Tensor:
-    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$, [*batch, n, n], from the entries of N (see `strict_tril`) and raw
-    values of s (softplus), [*batch, n]."""
+    r"""Cholesky factor $\operatorname{diag}(s) (I + N)$ [*batch, n, n], made from the entries of N (see `strict_tril`) and from
+    raw values [*batch, n] whose softplus is s."""
     size = positive(raw_diagonal)
     return size.unsqueeze(-1) * strict_tril(relative, size.shape[-1]) + torch.diag_embed(size)
 

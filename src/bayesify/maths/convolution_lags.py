@@ -21,8 +21,8 @@ from bayesify.maths.signatures import Function
 def lag_moments(
     x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None, scale: Tensor | None
 ) -> tuple[Tensor, ...]:
-    r"""The matrices of `convolution_moments` at stride 1, without the bias. With a bias, also the sums of the patches, [G, D],
-    and of the targets, [G, R]."""
+    r"""The matrices of `convolution_moments` at stride 1, without the bias. With a bias, the function also returns the sums of
+    the patches, [G, D], and the sums of the targets, [G, R]."""
     groups, positions = geometry.groups, math.prod(geometry.kernel)
     maps, outputs = (value.unflatten(1, (groups, -1)) for value in (x, targets))
     plan = _plan(tuple(x.shape[2:]), geometry, x.device)
@@ -128,7 +128,7 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 
 class _Lagged(Function):
     """Three kinds of correlations: of maps at lags, [lags, G, C, C]; of maps over boxes, [boxes, G, C, C]; and of maps with
-    targets, [K, G, C, R]. With a bias, also the sums of maps and targets.
+    targets, [K, G, C, R]. With a bias, the results also include the sums of the maps and the sums of the targets.
 
     Each border is extracted from the map once, and all gradients with respect to the map are accumulated in one tensor.
     """

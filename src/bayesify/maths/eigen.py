@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    r"""Ascending eigenvalues, [..., n], and eigenvectors, [..., n, n], of symmetric matrices, $A = Q \Lambda Q^\top$.
+    r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices $A = Q \Lambda Q^\top$: [..., n] and [..., n, n].
 
     The computation is in float64, and on the CPU if the device does not support float64. In float32 some machines'
     LAPACK does not converge for curvatures with many zero rows. If a matrix is not finite or no eigenvectors are found,

@@ -42,10 +42,10 @@ class Plan:
 
     The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from
     its own tiles of the stream of random numbers. The weights follow one another in the stream, as in
-    `DrawRequest.normals(..., tile=TILE)`. The kernels read a table with one row per weight. The columns of the table are: the
-    positions of the mean and the log std in memory (in numbers, counted from `base`), the size, the first tile of noise, the
-    number of tiles per draw, the index of the first number of the draws and of the gradient, and whether vector loads are
-    possible.
+    `DrawRequest.normals(..., tile=TILE)`. The kernels read a table with one row per weight. The table has these columns: the
+    positions of the mean and of the log std in memory (counted in numbers from `base`); the size; the first tile of noise; the
+    number of tiles per draw; the index of the first number of the draws; the index of the first number of the gradient; and
+    whether vector loads are possible.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class Joined:
         return Places(self, flat)
 
     def at(self, flat: Tensor, index: int) -> list[Tensor]:
-        """One draw, [*shape], of each tensor [S, *shape]."""
+        """One draw of each tensor: [S, *shape] -> [*shape]."""
         found: list[Any] = [None] * len(self.layouts)
         for at in self.single:
             (count, *size), (step, *stride), start = self.layouts[at]
@@ -270,8 +270,8 @@ def fused_draws(
 ) -> tuple[list[Tensor], Tensor]:
     """Draws [S, *shape] of each weight of a plan, and their KL, a scalar in nats, differentiable with respect to the parameters.
 
-    `reference` is the same computation without kernels, for second derivatives. The seed of the noise is [1], and the
-    parameters have the order of the plan's gradients.
+    `reference` is the same computation without kernels, for second derivatives. The seed of the noise has shape [1], and the
+    parameters are in the same order as the plan's gradients.
     """
     *draws, kl = _FusedDraw.apply(plan, reference, seed, *parameters)
     return draws, kl
@@ -296,8 +296,8 @@ def _kernels_run(device: torch.device) -> bool:
 
 
 def kernel_normals(count: int, seed: Tensor) -> Tensor:
-    """The first numbers of a stream (see `maths.philox`), [count], in float32. The seed must be below $2^{63}$, and the result is
-    on the seed's device. The seed is [1]."""
+    """The first numbers of a stream (see `maths.philox`) in float32, [count]. The seed must be below $2^{63}$, and the result is
+    on the seed's device. The seed has shape [1]."""
     from bayesify.maths.philox_kernels import normal_kernel
 
     out = torch.empty(count, dtype=torch.float32, device=seed.device)

@@ -70,13 +70,12 @@ class Matrix:
 
     @property
     def positions(self) -> int:
-        """Number of kernel positions if, in memory, channels are adjacent and positions are not; otherwise 1."""
+        """Number of kernel positions if W is stored with channels last in memory; otherwise 1."""
         return positions_outside(*self.outputs[0])
 
 
 def positions_outside(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Number of kernel positions if, in memory, channels are adjacent and positions are not (channels last); otherwise
-    1."""
+    """Number of kernel positions if a weight of this size and stride is stored with channels last in memory; otherwise 1."""
     return math.prod(size[2:]) if len(size) > 2 and stride[1] == 1 else 1
 
 

@@ -22,8 +22,8 @@ def distances(x: Tensor, other: Tensor) -> Tensor:
     """Distances between rows, [..., N, D], [..., M, D] -> [..., N, M]. The distance between equal rows is exactly 0,
     and its gradient is 0.
 
-    They are computed from differences of rows. Products of rows would, because of rounding, give equal rows a distance
-    of 1e-8 times their norm in float64.
+    The distances are computed from differences of rows. If they were computed from products of rows, rounding in float64 would
+    give equal rows a distance of 1e-8 times their norm.
     """
     return torch.cdist(x, other, compute_mode="donot_use_mm_for_euclid_dist")
 

@@ -76,7 +76,7 @@ class NoiseSource:
 
 
 class SeededNoise(NoiseSource):
-    """Source of standard normal numbers that are computed from a seed drawn earlier, [1]."""
+    """Source of standard normal numbers that are computed from an existing seed of shape [1]."""
 
     def __init__(self, value: Tensor) -> None:
         super().__init__(None)

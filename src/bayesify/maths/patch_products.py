@@ -122,7 +122,8 @@ def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tenso
 
 
 def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.Size) -> Tensor:
-    """Gradients with respect to patches, [M, *o, (*k, C, ...)], summed at each position, times the precision: [M, C, *n]."""
+    """Gradients with respect to patches [M, *o, (*k, C, ...)], summed at each position of the map and multiplied by the example's
+    precision: [M, C, *n]."""
     from bayesify.maths.patch_kernels import fold_kernel
 
     sizes, channels = found.shape[1:-1], shape[1]

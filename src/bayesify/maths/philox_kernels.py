@@ -115,7 +115,7 @@ def _gradient_tile(
 @triton.jit
 def _owner(owners, table):
     """Facts about this program's tile: its Gaussian, the Gaussian's row of the table, the Gaussian's size, the tile's first
-    entry, the tile's noise tile, and the number of noise tiles per draw."""
+    entry, the index of its noise in the first draw, and the number of noise tiles per draw."""
     place = tl.program_id(0)
     owner = tl.load(owners + 2 * place)
     chunk = tl.load(owners + 2 * place + 1)

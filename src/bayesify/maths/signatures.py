@@ -41,7 +41,8 @@ def gradients_again(
 
 
 def leading_axes(info: Any, in_dims: Sequence[int | None], values: Sequence[Any]) -> list[Any]:
-    """Tensors with the `vmap` axis in front, [R, ...], for functions that take leading axes; other values are unchanged."""
+    """For functions that take leading axes: tensors with the `vmap` axis moved to the front, [R, ...]. Other values are
+    unchanged."""
     return [
         value
         if not isinstance(value, Tensor)

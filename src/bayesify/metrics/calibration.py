@@ -94,7 +94,7 @@ def calibration_curve(
     can have more probability than its level. The curve of a calibrated prediction then lies on or above the diagonal.
 
     Args:
-        predictive: A prediction of numbers.
+        predictive: A prediction of a numeric target.
         y: Targets.
         levels: Levels strictly between 0 and 1; 0.05, 0.10, ..., 0.95 by default.
 

@@ -23,13 +23,14 @@ def evaluate(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
     Regression:
 
-    - `nll`: $-\log p(y)$ in nats, summed over an example's outputs and averaged over examples.
+    - `nll`: $-\log p(y)$ of an example in nats (the sum over its outputs), averaged over examples.
     - `nll_per_element`: `nll` divided by the number of targets of an example. It is reported if an example has several
       targets (outputs, positions, pixels).
     - `rmse`: root of the mean squared error of the predictive mean, over examples and outputs.
     - `crps`: mean continuous ranked probability score in y's unit; see `RegressionPredictive.crps`.
     - `coverage_50`, `coverage_90`, `coverage_95`: share of targets in the central interval of that level. For a calibrated
-      prediction, the shares are 0.5, 0.9 and 0.95. They can be larger if the prediction has atoms (counts, floors).
+      prediction, the shares are 0.5, 0.9 and 0.95. The shares can be larger if the prediction has atoms, that is, single values
+      with positive probability, such as counts or floors.
 
     Classification (each binary output counts as two classes):
 

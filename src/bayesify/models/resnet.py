@@ -72,7 +72,8 @@ class ResNet(nn.Module):
         num_classes: Number of outputs.
         variant: `"cifar"` has a 3x3 stem and no max-pooling; `"imagenet"` has a 7x7 stem of stride 2 and max-pooling.
         in_channels: Number of channels of the images.
-        width: Number of channels of the first stage; each later stage doubles it.
+        width: Number of channels of the first stage; each stage after the first has twice as many channels as the stage before
+            it.
 
     Raises:
         ValueError: If `variant` is unknown.

@@ -2,8 +2,8 @@ r"""Means and variances of the outputs of attention, computed by linearization.
 
 Let A be the attention that is computed from the means, and let $S_{ij} = q_i \cdot k_j / \sqrt d$ be the scores. The change of an
 output $o_i = \sum_j A_{ij} v_j$ is the sum of $\sum_j A_{ij}\,\delta v_j$ and
-$\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. When the variances of later units are computed,
-scores are treated as independent. The values of a channel remain correlated between positions.
+$\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. When the variances of units after the attention are
+computed, the scores are treated as independent of each other. The values of a channel remain correlated between positions.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def attend(
     """Means and variances of the outputs of attention, computed from the means and variances of queries, [B, ..., T, D], and of
     keys and values, [B, ..., J, D].
 
-    `share` is the correlation between the positions of the values, [B]. The mask is added to the scores. The results
-    are the outputs' means and variances, each [B, ..., T, D]; the attention, [B, ..., T, J]; and the variance of the
-    scores, weighted by the attention, [B, ..., T, 1].
+    `share` is the correlation between the positions of the values, [B]. The mask is added to the scores. The four results are the
+    outputs' means, [B, ..., T, D]; the outputs' variances, [B, ..., T, D]; the attention, [B, ..., T, J]; and the
+    attention-weighted variance of the scores, [B, ..., T, 1].
     """
     parts = (*query, *key, *value)
     mean = query[0]

@@ -1,4 +1,4 @@
-"""A predictive distribution, computed from one pass of means and variances."""
+"""A predictive distribution, computed in one pass that propagates means and variances through the network."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def predict_moments(
 def _weights(
     network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
 ) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
-    """For each weight name, the mean and the variance (`None` for 0). Also returns a cache of decisions, which is valid
-    for the current state of each posterior."""
+    """For each weight name, the mean and the variance; a variance of 0 is `None`. Also returns a cache of decisions, which is
+    valid for the current state of each posterior."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
     decisions: list[dict[Any, Any]] = []
@@ -175,7 +175,7 @@ class _Network:
         return value
 
     def predict(self, args: Any, kwargs: Any, split_batch: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the means of the outputs, [B, ...], and the covariances, [B, O, O], or variances, [B, O], of the outputs.
+        """Yield the means of the outputs, [B, ...], together with their covariances, [B, O, O], or their variances, [B, O].
 
         There is one result, or several results if the batch has to be split.
         """
@@ -202,7 +202,7 @@ class _Network:
         yield found.mean, spread
 
     def _spread(self, value: Value, args: Any, kwargs: Any) -> Tensor:
-        """Covariances of each example's outputs, [B, O, O], or only the variances, [B, O], if there are many outputs."""
+        """Covariances of each example's outputs, [B, O, O]. If there are many outputs, only their variances, [B, O]."""
         flat = _rows(value.mean)
         size, budget = flat.shape[1], _budget(value)
         if size > MAX_CORRELATED_OUTPUTS:

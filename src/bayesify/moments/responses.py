@@ -40,8 +40,8 @@ class Noise(Protocol):
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """A list of tensors [B, F] whose squares add up to a variance: multiply the noise of each unit by its slope and sum over
-        units; the result is the variance of this sum.
+        """A list of tensors [B, F] whose squared entries add up to the variance of a weighted sum of the units' noise, with the
+        slopes as weights.
 
         The slopes have the units' shape.
         """
@@ -72,7 +72,8 @@ class Spread:
 
     @property
     def num_sure(self) -> int:
-        """0 if this is the nonlinear part of units with several positions; otherwise the number of all tensors in `features`."""
+        """0 if the noise is the nonlinear part of units with several positions; otherwise the number of all tensors in
+        `features`."""
         alone = all(flag in (1, -1) or size == 1 for flag, size in zip(self.channels, self.variance.shape, strict=True))
         return 2 if alone or not self.is_rest else 0
 
@@ -219,7 +220,7 @@ class Plan:
     """The nodes that are differentiated, from the last to the first, and the noise of each node.
 
     `outputs` is the number of outputs to differentiate. The walk over the nodes stops before it exceeds the budget of
-    multiplications. It stops at a value whose total noise is known and through which all earlier noise passes.
+    multiplications. It stops at a value whose total noise is known and through which the noise of all remaining nodes passes.
     """
 
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
@@ -268,7 +269,8 @@ class Plan:
 
 
 def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The covariance of each example's outputs, [B, O, O], and its exact part, [B, O, O], from one reverse pass per output.
+    """The covariance of each example's outputs and the exact part of this covariance, computed by one reverse pass per output:
+    [B, O, O] each.
 
     The exact part does not depend on an estimated correlation between positions. The tensor `like` is [B, O].
     """
@@ -287,8 +289,8 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """The variance of each unit and its nonlinear part, each [B, O], and the covariance of each unit with the unit that is
-    `pairs` places later, [B, O - pairs]. With `pairs` 0, no covariances are computed. The tensor `like` is [B, O].
+    """Three results: the variance of each unit, [B, O]; the nonlinear part of this variance, [B, O]; and the covariance of unit i
+    with unit i + `pairs`, [B, O - pairs]. With `pairs` 0, no covariances are computed. The tensor `like` is [B, O].
     """
     found, bent, crossed, first = [], [], [], []
     zero = like.new_zeros(len(like))

@@ -406,8 +406,8 @@ def _shares(value: Value, windows: Callable[..., list[Tensor]], dims: int, windo
 
 
 def _linear_share(value: Value) -> Tensor:
-    """Share of each unit's variance that comes from the unit's linear response to its root, the units of which it is a
-    function."""
+    """For each unit, the share of its variance that comes from its linear response to its root (the unit of which it is a
+    function)."""
     rest = value.node.noise.variance if value.base is not None and isinstance(value.node.noise, Spread) else None
     if rest is None:
         return torch.ones_like(value.variance)

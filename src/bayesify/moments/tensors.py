@@ -46,9 +46,9 @@ class Pass:
 class Value:
     r"""Random units, and the sources of their noise.
 
-    Channels are treated as independent. When the variances of later units are computed, all pairs of positions of a
-    channel have the same correlation within an example. The covariance of the outputs does not need this approximation
-    (see `responses`).
+    Channels are treated as independent. When the variances of functions of these units are computed, all pairs of positions of a
+    channel are assumed to have the same correlation within an example. The covariance of the outputs does not need this
+    approximation (see `responses`).
 
     `channels` gives the kind of each axis: -1 for the batch, 0 for positions, and n > 0 for channels of n consecutive positions
     each. If these units are a nondecreasing function of other units, `before` holds those units and the function, so that maximum

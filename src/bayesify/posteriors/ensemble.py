@@ -112,7 +112,7 @@ class Ensemble(Posterior):
         return [{name: value[network] for name, value in statistics.items()} for network in chosen]
 
     def average_buffers(self, network: nn.Module) -> None:
-        """Put the statistics, averaged over networks, into a plain network, in place."""
+        """Write the mean of all networks' statistics into a plain network, in place."""
         buffers = dict(network.named_buffers(remove_duplicate=False))
         for name, value in self._statistics().items():
             buffers[name].copy_(value.mean(0) if value.is_floating_point() else value[0])
@@ -134,7 +134,7 @@ class Ensemble(Posterior):
         return {name: value.var(0, unbiased=False) for name, value in self.value.items()}
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """`-log p`, averaged over members."""
+        """The mean of `-log p` over members."""
         moments = {name: prior.second_moments(name, value) / self.members for name, value in self.value.items()}
         return prior.cross_entropy(moments, self.sizes())
 

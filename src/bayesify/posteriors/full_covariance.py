@@ -32,8 +32,8 @@ class FullCovariance(Posterior):
     2 numbers.
 
     Args:
-        init_std: Diagonal of every factor before training. The default is a tenth (less before BatchNorm) of the root mean
-            square of the layer's weights.
+        init_std: Diagonal of every factor before training. The default is a tenth of the root mean square of the layer's weights,
+            or less if the layer comes before a BatchNorm layer.
 
     Raises:
         ValueError: If `init_std` is not positive, or if a layer has more than 20,000 weights.
@@ -83,7 +83,7 @@ class FullCovariance(Posterior):
         return weights, request.prior.cross_entropy(moments, self.sizes()) - self.entropy()
 
     def _factor(self, layer: Layer) -> tuple[Tensor, Tensor]:
-        """Diagonal s, [P], and lower part N, [P, P], of L = diag(s) (I + N)."""
+        """The two parts of L = diag(s) (I + N): the diagonal s, [P], and the lower part N, [P, P]."""
         diagonal = positive(self.raw_diagonal[layer.name])
         return diagonal, strict_tril(self.lower[layer.name], len(diagonal))
 
@@ -121,7 +121,7 @@ class FullCovariance(Posterior):
 
 
 def _row_squares(diagonal: Tensor, lower: Tensor) -> Tensor:
-    """Diagonal of L L^T, [P], from the parts of L."""
+    """Diagonal of L L^T, computed from the parts of L: [P]."""
     return diagonal.square() * (1 + lower.square().sum(-1))
 
 

@@ -27,13 +27,13 @@ class KTied(Posterior):
     $$ q([W\,b]_{ij}) = \mathcal{N}\bigl(M_{ij}, (\textstyle\sum_k u_{ik} v_{jk})^2\bigr) $$
 
     Stored parameters: `mean_value` is unconstrained and starts at the network's weights. Softplus maps `raw_row` [rows, rank] and
-    `raw_col` [cols, rank] to u and v. A k-tied posterior has about half as many numbers as a mean-field posterior. If the rank is
-    above 1, the initial factors differ by 10 %, because equal factors would stay equal.
+    `raw_col` [cols, rank] to u and v. A k-tied posterior stores about half as many numbers as a mean-field posterior. If the rank
+    is above 1, the initial factors differ by 10 %, because equal factors would stay equal.
 
     Args:
         rank: Rank k of each layer's matrix of standard deviations.
-        init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
-            of the layer's weights.
+        init_std: Standard deviations before training. The default is a tenth of the root mean square of the layer's weights, or
+            less if the layer comes before a BatchNorm layer.
 
     Raises:
         ValueError: If `rank` is below 1 or `init_std` is not positive.

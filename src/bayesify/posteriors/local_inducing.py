@@ -102,7 +102,7 @@ class LocalInducing(Posterior):
         return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
 
     def problem(self, layer: Layer, scale: PriorScale) -> RegressionFactors:
-        """The regression of one layer's whitened rows for each draw of the prior, [*S, 1, D, R], in float64."""
+        """The regression of one layer's whitened rows for each draw of the prior, in float64: [*S, 1, D, R]."""
         mix = HalfPrecision(log_diagonal=widened(self.log_precision[layer.name]))
         design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]

@@ -29,8 +29,8 @@ class MatrixNormal(Posterior):
     needs `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
-        init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
-            of the layer's weights.
+        init_std: Standard deviations before training. The default is a tenth of the root mean square of the layer's weights, or
+            less if the layer comes before a BatchNorm layer.
 
     Raises:
         ValueError: If `init_std` is not positive.

@@ -35,8 +35,8 @@ class MeanField(Posterior):
     Gaussian. One call draws the noise of the whole network.
 
     Args:
-        init_std: Standard deviations before training. The default is a tenth (less before BatchNorm) of the root mean square
-            of the layer's weights.
+        init_std: Standard deviations before training. The default is a tenth of the root mean square of the layer's weights, or
+            less if the layer comes before a BatchNorm layer.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each example
             once (see `LocalGaussian`). Other layers and predictions draw weights. With noise at the outputs, gradients are less
@@ -75,8 +75,8 @@ class MeanField(Posterior):
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Set the initial means to the network's weights, and the initial standard deviations to `start_std`. If the user has not
-        set them, they are at most `max_std / 2`."""
+        """Set the initial means to the network's weights, and the initial standard deviations to `start_std`. Standard deviations
+        that the user has not set start at no more than `max_std / 2`."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         starts: dict[str, Tensor] = {}

@@ -89,7 +89,7 @@ class RankOne(Posterior):
         return weights, self.kl(request.prior)
 
     def mean(self) -> dict[str, Tensor]:
-        """Shared weights times the means of the factors, averaged over components."""
+        """Shared weights times the mean, over components, of the product of the factors' means."""
         return by_layer(self.layers, lambda layer: self.value[layer.name] * self._mean_factor(layer.name))
 
     def _mean_factor(self, layer: str) -> Tensor:

@@ -119,7 +119,7 @@ class Predictive:
             )
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
-        """The same kind of mixture with different outputs of the draws, [S, B, ...]. This prediction does not change.
+        """The same kind of mixture with different outputs of the draws, [S, B, ...]. The original prediction stays unchanged.
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.

@@ -31,7 +31,7 @@ class Findings(list[Finding]):
 
     Args:
         found: The findings.
-        scope: Words for what was checked, printed if there are no findings.
+        scope: Text that says what was checked; it is printed if there are no findings.
     """
 
     def __init__(self, found: Iterable[Finding] = (), scope: str = "") -> None:

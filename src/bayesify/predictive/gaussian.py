@@ -138,7 +138,8 @@ class OutputGaussian:
 
 
 def marginals(covariance: Tensor, shape: Sequence[int], axis: int | None) -> Tensor:
-    """If the whole covariances are too large, predictions use only these parts of them: variances, [B, O], or `class_blocks`."""
+    """The parts of the covariances that predictions use if the whole matrices are too large: variances, [B, O], or
+    `class_blocks`."""
     return covariance.diagonal(dim1=-2, dim2=-1) if axis is None else class_blocks(covariance, shape, axis)
 
 

@@ -1,4 +1,4 @@
-"""Predictions of numbers: mixtures of distributions of one family, one distribution per draw."""
+"""Predictions of numeric targets: mixtures of distributions of one family, one distribution per draw."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class TargetTransform:
     def fit(cls, name: TransformName, y: Tensor) -> Self:
         r"""The transform that gives targets mean 0 and standard deviation 1.
 
-        $\lambda$ maximizes the likelihood of a Gaussian z.
+        $\lambda$ maximizes the likelihood of the targets under the assumption that z is Gaussian.
 
         Args:
             name: Name of the transform; see the class.
@@ -350,8 +350,8 @@ class TransformedPredictive(RegressionPredictive):
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """The logarithm of a product: the density of the uncensored outputs times the probability that the censored outputs are
-        at most y: [B]."""
+        """Logarithm of the product of the density of the uncensored outputs and the probability that the censored outputs are at
+        most y: [B]."""
         z, mask, slope = self._places(y, censored)
         return self.inner.censored_log_prob(z, mask) + slope.flatten(1).sum(-1).to(z)
 

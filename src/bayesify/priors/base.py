@@ -132,7 +132,8 @@ class PriorDraw:
         return (filters @ factor.mT).reshape(value.shape)
 
     def whiten(self, name: str, value: Tensor) -> Tensor:
-        r"""One value of a weight, [*shape], in the prior's units: $C^{-1} w / \sigma_w$, the inverse of `color` at scale 1."""
+        r"""One value of a weight in the prior's units, $C^{-1} w / \sigma_w$: [*shape]. At scale 1, this is the inverse of
+        `color`."""
         std = self._std(name, value).detach().mean()
         if name not in self.factor:
             return value / std

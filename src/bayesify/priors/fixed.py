@@ -1,4 +1,5 @@
-"""Priors with given scales, equal for all weights or by fan-in; the center is 0 or the weights of a network."""
+"""Priors with given scales, which are equal for all weights or depend on the fan-in; the center is 0 or the weights of a
+network."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Varied(Prior):
     r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$. The scales are in a buffer, because the models of a stack may have different scales.
 
     Shapes:
-        scales: [U], the distinct scales. Two weights share one entry if their scales are equal in every model.
+        scales: [U], the distinct scales. Two weights share one entry of `scales` if each model gives both weights the same scale.
     """
 
     name = "varied"
@@ -30,8 +30,8 @@ class Varied(Prior):
 
     @classmethod
     def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
-        """Make the prior of the first of R models. `stds` contains the scales of each model, by weight name. Its attribute
-        `every` contains the scales of all models, [R, U]."""
+        """Make the prior of the first of R models. `stds` contains the scales of each model, by weight name. The attribute
+        `every` of the prior contains the scales of all models, [R, U]."""
         made = cls()
         made.weights = dict(prior.weights)
         columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}

@@ -159,7 +159,7 @@ def _compute(owner: nn.Module, compute: Callable[[], Computed]) -> Computed:
 
 
 def _noted(tensors: Sequence[Tensor]) -> _State | None:
-    """A new state with a copy of the tensors; `None` if a later comparison would not be cheap."""
+    """A new state with a copy of the tensors; `None` if comparing tensors with this copy would not be cheap."""
     if sum(map(Tensor.numel, tensors)) > MAX_COMPARED_NUMBERS or any(tensor.is_meta for tensor in tensors):
         return None
     if any(tensor.is_cuda for tensor in tensors) and torch.cuda.is_current_stream_capturing():
@@ -170,7 +170,8 @@ def _noted(tensors: Sequence[Tensor]) -> _State | None:
 
 @torch.no_grad()
 def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    """Whether the tensors have the same form and the same values. The host waits for a GPU once."""
+    """Whether the tensors have the same shapes, types, devices and values. For tensors on a GPU, the host waits for the GPU only
+    once."""
     if len(now) != len(before):
         return False
     try:

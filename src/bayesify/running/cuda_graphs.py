@@ -43,9 +43,10 @@ class Kind(Generic[Made]):
 class Captures(Generic[Made]):
     """The captures of one owner, one for each kind of call.
 
-    A kind is captured in the first call after `WARMUP_CALLS` calls in one state. If the state changes, the count starts again and
-    the old graph is dropped. A failed capture is not tried again in the same state. Calls then run without a graph, and `reason`
-    says why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are empty.
+    A kind of call is captured after `WARMUP_CALLS` calls of this kind in the same state. If the state changes, the count starts
+    again and the old graph is dropped. A failed capture is not tried again in the same state. Calls then run without a graph, and
+    `reason` says why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are
+    empty.
 
     At most `limit` kinds are kept, the most recently used ones. `reason` is empty as long as no capture has failed.
     """
@@ -97,10 +98,10 @@ class Captures(Generic[Made]):
 class Captured(Generic[Result]):
     """A captured function, with the memory that its graph reads and the memory that every replay writes.
 
-    The function reads `inputs`, which `replay` fills. It must have run on a `side_stream` before. It draws random numbers from
-    `generators` and from torch's generator of the device; the states of these generators are restored if the capture fails.
-    Graphs that never run at the same time may share a memory pool. Every replay overwrites `results`, the return value of the
-    function.
+    The function reads `inputs`, which `replay` fills. The function must have run on a `side_stream` before the capture. It draws
+    random numbers from `generators` and from torch's generator of the device; the states of these generators are restored if the
+    capture fails. Graphs that never run at the same time may share a memory pool. Every replay overwrites `results`, the return
+    value of the function.
     """
 
     def __init__(

@@ -19,7 +19,8 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
     Otherwise two simultaneous training runs would consume each other's random numbers. Predictions with their own generator do
     not need to reserve the global generators.
 
-    `devices` are restored in addition to the CPU. Without a seed, the generators continue from their current state.
+    The global generators of `devices` are restored in addition to the CPU's generator. Without a seed, the generators continue
+    from their current state.
     """
     devices = list(devices)
     with _IN_USE, torch.random.fork_rng(devices=devices):
@@ -35,7 +36,7 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
 
 
 def draw_seed(generator: torch.Generator | None = None, below: int = 2**63 - 1) -> int:
-    """Seed for a later draw, taken from a generator on any device; by default from torch's global generator."""
+    """A seed, taken from a generator on any device; by default from torch's global generator."""
     device = generator.device if generator is not None else None
     return int(torch.randint(below, (), generator=generator, device=device))
 
@@ -46,7 +47,8 @@ def owned_generators() -> list[torch.Generator]:
 
 
 def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
-    """States of torch's global generators for tensors on a device: the CPU's generator and, for a GPU, its own."""
+    """States of torch's global generators for tensors on a device: the state of the CPU's generator and, for a GPU, also the
+    state of the GPU's generator."""
     found = {torch.device("cpu"): torch.get_rng_state()}
     return found | ({device: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 

@@ -108,7 +108,8 @@ def batch_size(args: Args, kwargs: Kwargs) -> int:
 
 
 def kinds_of(args: Args, kwargs: Kwargs) -> list[Any]:
-    """Cache key of the cost of an example: dtypes and shapes (without the first axis) of tensors, and plain inputs."""
+    """Key under which the cost of an example is cached: the dtype and shape of each tensor (without the first axis), and the
+    value or type of every other input."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor):
@@ -130,7 +131,7 @@ def check_lengths(args: Args, kwargs: Kwargs) -> None:
 
 
 def map_rows(function: Callable[[Tensor], Tensor], args: Args, kwargs: Kwargs) -> tuple[Any, dict[str, Any]]:
-    """Apply a function to each input tensor that has one entry per example; other inputs do not change."""
+    """Apply a function to each input tensor that has one entry per example; return all other inputs unchanged."""
     total = batch_size(args, kwargs)
 
     def change(leaf: Any) -> Any:

@@ -135,8 +135,8 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
 
 
 def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
-    """Places of the calls that reach the node without another call in between. A call is left out if another of these calls
-    depends on it.
+    """Indices in `calls` of the layer calls from which the node can be reached without passing another layer call. A call is left
+    out if another of these calls depends on it.
 
     `node` is the outputs' node in the autograd graph. `calls` has the nodes of the outputs of each call of a layer.
     """

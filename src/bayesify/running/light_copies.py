@@ -345,7 +345,7 @@ class Record:
 
 
 class FreeCopies:
-    """Light copies of one network that no pass is using. Single passes in the network's own mode reuse them.
+    """Copies of one network (see `LightCopy`) that no pass is using. Single passes in the network's own mode reuse them.
 
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
     written back. Checking both conditions costs less than making another copy. Other code may still refer to a module of the

@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Context in which new tensors are trainable even if the caller is in inference mode. The gradient mode does not change."""
+    """Context in which new tensors are trainable even if the caller is in inference mode. The context leaves the gradient mode as
+    it is."""
     with_grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
         yield

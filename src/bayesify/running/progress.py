@@ -15,9 +15,9 @@ MIN_WORK_SHARE = 0.05
 class Display:
     """Context manager that shows a progress line on standard error. Without a terminal, nothing is shown.
 
-    The columns are `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or texts that may contain
-    `{task.description}` and `{task.fields[...]}`, whose initial values are the `fields`. The total is `None` if it is unknown.
-    A transient line disappears at the end. `console` replaces the console of `rich` on standard error.
+    The columns are `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or texts. A text may contain
+    `{task.description}` and `{task.fields[...]}`; `fields` gives the initial values of the latter. The total is `None` if it is
+    unknown. A transient line disappears at the end. `console` replaces the console of `rich` on standard error.
     """
 
     def __init__(

@@ -62,7 +62,7 @@ class Vmaps:
         self._quick: set[str] = set()
 
     def run(self, function: Callable[[], Result], what: str) -> Result:
-        """Run a function that calls `vmap`. The first time, raise `SlowVmap` if torch warns of an internal loop."""
+        """Run a function that calls `vmap`. Until a call has succeeded, raise `SlowVmap` if torch warns of an internal loop."""
         if what in self._quick or torch.compiler.is_compiling():
             return function()
         with FILTERS, warnings.catch_warnings():
@@ -87,7 +87,7 @@ class RowCost(NamedTuple):
 class Decisions:
     """Decisions about a network, which are valid as long as the network has the same modules of the same types.
 
-    `row_costs` gives the cost of an example by kind of inputs.
+    `row_costs` maps each kind of inputs to the cost of one example.
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
@@ -104,8 +104,8 @@ class Decisions:
         self.row_costs: dict[Hashable, RowCost] = {}
 
     def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
-        """Whether the network still has these modules with the same types. If `some` is true, the list of modules may be
-        incomplete."""
+        """Whether these modules, and their types, are the ones for which the decisions were made. If `some` is true, the list of
+        modules may be incomplete."""
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
@@ -159,13 +159,13 @@ class RunState:
 class Runner:
     """A network with empty slots for its weights, and the ways to run draws through it.
 
-    A pass runs a light copy of the network (see `LightCopy`). The copy has its own slots, modes and hooks. Several threads can
-    therefore use one network. Values that the network's own code assigns to its attributes and buffers are written back after the
-    pass. Passes with `vmap`, and passes in the evaluation mode of `evaluating`, write nothing back.
+    A pass runs a copy of the network that shares the network's tensors (see `LightCopy`). The copy has its own slots, modes and
+    hooks. Several threads can therefore use one network. Values that the network's own code assigns to its attributes and buffers
+    are written back after the pass. Passes with `vmap`, and passes in the evaluation mode of `evaluating`, write nothing back.
 
     `weights` describes, by name, the weights that were taken out of the network. `point_values` replace the network's own
-    parameters and buffers, in the snapshot for a prediction that is evaluated later. With `evaluate`, passes run in evaluation
-    mode, whatever the network's own mode is. Runners of the same network and weights may share a `state`.
+    parameters and buffers; `snapshot` uses them to freeze the current values. With `evaluate`, passes run in evaluation mode,
+    whatever the network's own mode is. Runners of the same network and weights may share a `state`.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Runner:
 
     @contextmanager
     def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
-        """A runner over a private light copy of the network, for several passes or for hooks.
+        """A runner with its own `LightCopy` of the network, for several passes or for hooks.
 
         With `share`, only the slots of the weights will be filled, so that other leaf modules need no copy. With `again`, the
         runner serves a single pass in the network's own mode and may therefore reuse a copy from an earlier pass.

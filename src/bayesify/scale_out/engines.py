@@ -53,7 +53,7 @@ class Engine(ABC):
 
     @abstractmethod
     def wait(self, handles: list[Any]) -> Any:
-        """Wait for a job to end, and return its handle."""
+        """Wait until one of the jobs has ended, and return the handle of this job."""
 
     def result(self, handle: Any) -> Finished:
         """The outcome of a job. Raise an error if the job's worker died."""
@@ -194,7 +194,7 @@ class Ray(Engine):
         return self._ray.wait(handles, num_returns=1)[0][0]
 
     def result(self, handle: Any) -> Finished:
-        """The result of a reference."""
+        """The result to which a reference points."""
         finished: Finished = self._ray.get(handle)
         return finished
 
@@ -210,7 +210,8 @@ ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray
 
 @contextmanager
 def open_engine(engine: str, workers: int | None, threads: int) -> Iterator[Run]:
-    """Open an engine of `ENGINES`, and start it if necessary. An engine that this function started is closed afterwards.
+    """Open an engine of `ENGINES`, and start it if necessary. At the end of the context, an engine that this function started is
+    closed.
 
     If there is only one local worker, jobs run in this process. `threads` limits the threads of the libraries in a new
     local process.

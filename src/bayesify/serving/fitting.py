@@ -143,7 +143,8 @@ def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFo
 def read_rows(
     frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
 ) -> tuple[Target, np.ndarray, DataFrame]:
-    """For the rows that have a target: the target, its values (for classes, the labels), and the inputs."""
+    """Three values for the rows that have a target: the `Target`, the target as an array of numbers or class labels, and the
+    input columns."""
     for column in ignore:
         if column not in frame.columns or column == target:
             what = "that is the target" if column == target else suggest(column, list(frame.columns))
@@ -175,8 +176,8 @@ def _hold_out(estimator: Estimator, cells: DataFrame, values: np.ndarray, seed: 
 
 
 def as_cells(frame: DataFrame) -> DataFrame:
-    """The frame, changed so that new rows may have empty cells. Otherwise estimators treat a frame of finite numbers as an array,
-    and refuse new rows with an empty cell.
+    """The frame, converted so that an estimator trained on it accepts new rows with empty cells. Without this conversion, an
+    estimator treats a frame of finite numbers as an array and refuses new rows with an empty cell.
     """
     from pandas.api import types
 

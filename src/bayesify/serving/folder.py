@@ -127,7 +127,8 @@ def read_about(folder: Path) -> About:
 
 
 def read_kept_rows(folder: Path, about: About) -> DataFrame | None:
-    """The training rows of a folder with these facts; `None` if it stores none. Raises `InputError` for rows of another model."""
+    """The training rows of a folder with these facts; `None` if the folder stores no rows. Raises `InputError` for rows of
+    another model."""
     if not about.rows_sha256:
         return None
 

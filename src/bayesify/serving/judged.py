@@ -83,7 +83,8 @@ class Judged:
         ]
 
     def confusion(self, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Number of rows for each true and each predicted class, in the order of `labels`; empty for numbers or many classes."""
+        """Number of rows for each true and each predicted class, in the order of `labels`; empty for a numeric target or for many
+        classes."""
         count = len(self.classes)
         if not 0 < count <= MAX_CONFUSED_CLASSES:
             return ()
@@ -92,8 +93,8 @@ class Judged:
         return tuple(map(tuple, np.bincount(both, minlength=count * count).reshape(count, count).tolist()))
 
     def figure(self, target: str) -> str:
-        """Plots as SVG. For numbers: the truth against predictions, and coverage against the stated level. For classes: accuracy
-        against confidence."""
+        """Plots as SVG. For a numeric target: the truth against predictions, and coverage against the stated level. For classes:
+        accuracy against confidence."""
         if len(self.held_out.probs):
             return side_by_side([self._reliability()])
         return side_by_side([self._against_truth(target), self._coverage()])

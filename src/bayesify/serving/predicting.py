@@ -207,7 +207,7 @@ class _Predicted:
         return columns, part
 
     def _classes(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """For classes, the columns before and after the column `unusual`, and the scores."""
+        """For a classification: the output columns before `unusual`, the output columns after it, and the scores."""
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianClassifier)
         probs, labels = estimator.predict_proba(inputs), _labels(estimator)

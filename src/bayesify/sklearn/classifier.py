@@ -86,8 +86,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """Train on more rows, together with the rows of earlier calls.
 
         The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
-        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. The scaling
-        of the first call does not change. A method with its own training recipe is instead trained from the start on these rows.
+        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. All calls use
+        the scaling that the first call computed. A method with its own training recipe is instead trained from the start on these
+        rows.
 
         Args:
             X: Numbers [N, D], or a data frame.

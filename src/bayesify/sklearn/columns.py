@@ -113,7 +113,7 @@ class Columns(Plain):
             raise _told(error, owner) from None
 
     def unseen(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column, whether the cell in this column makes a row unusual, [N]; see `Preparation.unseen`."""
+        """For each column, whether a row is unusual because of its cell in this column, [N]; see `Preparation.unseen`."""
         odd = self.preparation.unseen(features)
         new = {name: features.codes[:, place] == -2 for place, name in enumerate(features.code_names)}
         found = {name: odd & rows for name, rows in (self.preparation.new_gaps(features) | new).items()}

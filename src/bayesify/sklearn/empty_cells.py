@@ -37,8 +37,9 @@ class EmptyCells(Plain):
 
     @classmethod
     def of(cls, marks: Sequence[int], inputs: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
-        r"""Make the object from the indices of marks, and from inputs [N, D], recalibrated out-of-fold probabilities
-        $P(Y \le y)$ [N] and weights [N] of the training rows. Each mark must be set in at least one row."""
+        r"""Compute the factors from the indices of the inputs that mark empty cells, and from three arrays for the training rows:
+        inputs [N, D], recalibrated out-of-fold probabilities $P(Y \le y)$ [N] and weights [N]. Each mark must be set in at least
+        one row."""
         found = dict[int, float]()
         for place in marks:
             empty = inputs[:, place] > 0

@@ -221,7 +221,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @contextmanager
     def _telling(self, words: str, X: Any = None) -> Iterator[None]:
-        """Complete the errors of scikit-learn's checks: add the place of the first number in X that is not finite, and a remedy."""
+        """Context that extends the errors of scikit-learn's checks: it adds the place of the first number in X that is not
+        finite, and a remedy."""
         try:
             yield
         except (ValueError, TypeError) as error:
@@ -348,9 +349,9 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         """For each row, the share of training rows that are at least as unusual as this row, [N]. It is near 0 for an unusual
         row.
 
-        Two measures decide: the mean distance to the five nearest training rows, and the epistemic uncertainty. For
-        numbers, the epistemic uncertainty is the variance of the network's first outputs over draws; for classes, it is
-        the mutual information. See `bayesify.sklearn.unusual.Neighbors`.
+        Two measures decide: the mean distance to the five nearest training rows, and the epistemic uncertainty. For a regression,
+        the epistemic uncertainty is the variance of the network's first outputs over draws; for a classification, it is the
+        mutual information. See `bayesify.sklearn.unusual.Neighbors`.
 
         Args:
             X: Numbers [N, D], or a frame.
@@ -366,10 +367,10 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def explain(self, X: Any, level: Level = 0.9, share: Level = 0.01) -> Explanation:
         r"""Reasons for predictions: which columns move a prediction, which widen its interval, and why a row is unusual.
 
-        Start from a typical row and replace its cells by the row's own cells, one after the other. A column's
-        contribution $\phi_j$ is the change of the prediction when its cell is replaced, averaged over all orders of
-        replacement. The contributions add up to the row's prediction minus the typical row's prediction. The average is
-        estimated from two opposite orders; see `bayesify.sklearn.reasons.Explanation`. An explanation costs at most 20
+        Start from a typical row and replace its cells by the row's own cells, one after the other. To obtain a column's
+        contribution $\phi_j$, take the change of the prediction when the column's cell is replaced, and average this change over
+        all orders of replacement. The contributions add up to the row's prediction minus the typical row's prediction. The
+        average is estimated from two opposite orders; see `bayesify.sklearn.reasons.Explanation`. An explanation costs at most 20
         times as much as a prediction of the rows.
 
         Args:

@@ -34,9 +34,9 @@ class FitReport(Plain):
     """Out-of-fold results of the default method.
 
     Args:
-        score: CRPS in the targets' unit, or log-loss. Each row is predicted by the member that has not seen the row. `None` for
-            named methods.
-        tried: Score of each likelihood and transform in the trial, which uses fewer rows.
+        score: CRPS in the targets' unit, or log-loss. Each row is predicted by the member that has not seen the row. The score is
+            `None` for named methods.
+        tried: Score of each likelihood and transform in a short trial on fewer rows.
         out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the member that has not seen
             it. The predictions are then recalibrated on the other folds. Empty if there are several targets.
         steps: For each member, the step at which it predicted its held-out rows best.
@@ -63,7 +63,7 @@ class HeldOut:
         lower: Lower ends of the 90 % intervals, [N]; empty for classes.
         upper: Upper ends of the 90 % intervals, [N]; empty for classes.
         centrality: Level of the smallest central interval that contains each target, [N]; empty for classes.
-        probs: Probabilities of the classes, [N, C]; empty for numbers.
+        probs: Probabilities of the classes, [N, C]; empty for a regression.
     """
 
     values: np.ndarray
@@ -106,8 +106,8 @@ class FittedTable:
         classes: Labels, sorted; `None` for a regression.
         flat: Whether targets were [N] instead of [N, O].
         neighbors: Training rows with which `unusual_share` compares other rows.
-        later: Widening of the distributions of rows after the training period, if rows have a time.
-        empty: Widening of the distributions of rows with empty cells.
+        later: Factors that widen the distributions of rows after the training period, if rows have a time.
+        empty: Factors that widen the distributions of rows with empty cells.
         settled: Network and likelihood from which the noise was estimated; `partial_fit` continues from them. Not stored in
             files.
         kept: Training rows that are kept for `partial_fit`; not stored in files.

@@ -59,8 +59,8 @@ class Explanation:
         moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] if y
             is [N, O]. NaN for columns that are counted together in `others_move`.
         widens: Contributions to the width of the interval or, for classes, to the entropy. The shape is that of `moves`.
-        others_move: What all columns without a contribution of their own contribute together to the mean, [N] or [N, O]; 0 if
-            there are at most ten columns.
+        others_move: Joint contribution to the mean of all columns without a contribution of their own, [N] or [N, O]; 0 if there
+            are at most ten columns.
         others_widen: Like `others_move`, for the width or the entropy.
         unusual: N texts that say why a row is unusual; empty for rows that are not unusual.
         cells: Cells of the rows as texts, [N, D].
@@ -151,7 +151,8 @@ class Groups:
         return np.asarray(neighbors.center + neighbors.scale * found)
 
     def lengths(self, differences: np.ndarray) -> np.ndarray:
-        """For each column, the Euclidean length of the differences [N, E] of its inputs: [N, D]."""
+        """For each row and column, the Euclidean length of those entries of `differences` [N, E] that belong to the column: [N,
+        D]."""
         squares = np.zeros((len(differences), len(self.names)))
         np.add.at(squares.T, self.places, np.square(differences).T)
         return np.asarray(np.sqrt(squares))

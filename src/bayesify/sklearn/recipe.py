@@ -403,7 +403,7 @@ def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
     """Continue the training of a posterior on a table of old and new rows, with a quarter of the usual number of epochs.
 
-    The targets' units do not change, and the noise is estimated again.
+    The targets keep the units of the first fit, and the noise is estimated again.
     """
     model, units = fitted.model, fitted.units
     assert isinstance(model, BayesianNetwork)
@@ -703,7 +703,7 @@ def _start_bias(rows: Rows, own: Candidate) -> Tensor | None:
 
 
 def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) -> float:
-    """CRPS computed from 19 quantiles, averaged over weighted rows and summed over targets."""
+    """CRPS computed from 19 quantiles: summed over targets, then averaged over rows with their weights."""
     error = y - predictive.quantile(list(PINBALL_LEVELS))  # [Q, N, O]
     level = torch.tensor(PINBALL_LEVELS, dtype=error.dtype).view(-1, 1, 1)
     loss = 2 * torch.maximum(level * error, (level - 1) * error).mean(0).sum(-1)
@@ -772,8 +772,8 @@ def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) ->
     """Two tensors [N, O]: P(Y <= y) of the targets, and the random fraction of the probability of y itself that each P(Y <= y)
     includes.
 
-    If a value y has positive probability (a count, or a zero at the floor), the result is drawn uniformly between P(Y < y) and
-    P(Y <= y).
+    If a value y has positive probability (a count, or a zero if 0 is the lower limit), its P(Y <= y) is replaced by a number
+    drawn uniformly between P(Y < y) and P(Y <= y).
     """
     u, below = found.cdf(y), found.below(y)
     generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))

@@ -159,9 +159,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """Train on more rows, together with the rows of earlier calls.
 
         The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
-        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. The units of
-        the first call do not change. A method with its own training recipe is instead trained from the start on these rows. If
-        `fit` would estimate the noise, the noise is estimated again.
+        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. All calls use
+        the units that the first call computed. A method with its own training recipe is instead trained from the start on these
+        rows. If `fit` would estimate the noise, the noise is estimated again.
 
         Args:
             X: Numbers [N, D], or a data frame.

@@ -93,7 +93,7 @@ class Batches:
 
     Args:
         rows: Rows to cut into batches.
-        size: Number of rows per batch. If all rows fit into one batch, their order does not change.
+        size: Number of rows per batch. If all rows fit into one batch, they keep their order in every epoch.
     """
 
     def __init__(self, rows: Rows, size: int) -> None:

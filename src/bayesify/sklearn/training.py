@@ -43,7 +43,8 @@ class Evidence:
 
     Args:
         rows: The rows.
-        leverage: Leverage h of each row, [N, O]: the share of the row's own target in its prediction, between 0 and 1.
+        leverage: Leverage h of each row, between 0 and 1: the change of the row's prediction per unit change of the row's own
+            target, [N, O].
         residuals: Residuals of the network, [N, O].
     """
 

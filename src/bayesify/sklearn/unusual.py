@@ -91,8 +91,8 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     numerator and the denominator of the share are each increased by 1.
 
     Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail. Hill's method
-    estimates $\alpha$ from the largest tenth of the values, but from at least five. So even a few rows suffice to show that a
-    value is far outside.
+    estimates $\alpha$ from the largest tenth of the values, or from the five largest values if a tenth is fewer. So even a few
+    rows suffice to show that a value is far larger than all known values.
     """
     count = len(known)
     values = values.double() * (1 - 1e-9)  # values that are equal up to rounding do not count as larger
@@ -104,8 +104,8 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
 
 
 def _nearest(x: Tensor, rows: Tensor, count: int, skip_first: bool = False) -> Tensor:
-    """Mean distance of each x to the nearest rows, [N]. With `skip_first`, the nearest row is left out, because it is the row
-    itself, at distance 0."""
+    """Mean distance of each row of `x` to its nearest neighbors in `rows`, [N]. With `skip_first`, the nearest row is left out,
+    because it is the row itself, at distance 0."""
     found = []
     for part in x.split(max(1, 2**22 // max(1, len(rows)))):
         near = torch.cdist(part, rows).topk(count + skip_first, largest=False).values

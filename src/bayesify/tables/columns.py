@@ -44,7 +44,7 @@ DAY_MONTH = re.compile(r"^\s*(\d{1,2})[-/.](\d{1,2})[-/.]\d{2,4}")
 
 @dataclass(frozen=True)
 class Features(Plain):
-    """All inputs of a table before filling and scaling.
+    """All inputs of a table, before empty cells are filled and numbers are scaled.
 
     Args:
         numbers: Numbers, [N, D]; NaN for an empty cell.
@@ -70,7 +70,7 @@ class Features(Plain):
         return len(self.numbers)
 
     def schema(self) -> Features:
-        """The columns and levels without rows, which `read_features` needs for a second table."""
+        """This object without rows: only its columns and levels, which `read_features` needs to read a second table."""
         return Features.restore(self.config())
 
     def config(self) -> dict[str, Any]:

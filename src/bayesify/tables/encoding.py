@@ -44,7 +44,7 @@ class Encoding(Plain):
 
     @classmethod
     def scaled(cls, inputs: np.ndarray, weights: np.ndarray) -> Self:
-        """An encoding with mean 0 and variance 1 over training rows, without a limit.
+        """An encoding that scales each input to mean 0 and variance 1 over the training rows, without a soft limit.
 
         Args:
             inputs: Inputs of the training rows, [N, D].
@@ -63,7 +63,7 @@ class Encoding(Plain):
 
     @classmethod
     def piecewise(cls, inputs: np.ndarray, weights: np.ndarray) -> Self:
-        """A scaled encoding with a soft limit and bounds."""
+        """The encoding of `scaled`, with a soft limit and with piecewise-linear encodings."""
         bounds = tuple(_bounds(column, weights) for column in inputs.T)
         return replace(cls.scaled(inputs, weights), bounds=bounds, soft_limit=True)
 

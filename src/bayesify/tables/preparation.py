@@ -169,7 +169,8 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Rows with a text that is new since training, or with an empty cell in a column without empty cells in training: [N]."""
+        """Whether each row has a text that did not occur in training, or an empty cell in a column without empty cells in
+        training: [N]."""
         return np.asarray(np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0))
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:

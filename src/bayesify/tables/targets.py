@@ -34,7 +34,7 @@ class Target:
 
     Args:
         name: Name of the column.
-        task: Task of the target.
+        task: `"regression"` or `"classification"`.
         values: Numbers, or indices of `classes`, [N].
         rows: Indices of the table's rows that have a target, [N].
         classes: Labels; empty for a regression.

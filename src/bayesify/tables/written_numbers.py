@@ -37,7 +37,7 @@ class Words:
         count: Number of texts.
         num_plain: Number of texts that Python reads as numbers.
         num_read: For each of `STYLES`, the number of texts that are numbers in this style.
-        examples: For each of `STYLES`, the first text that is a number in this style, but not for Python.
+        examples: For each of `STYLES`, the first text that is a number in this style but that Python does not read as a number.
         grouped: First text that is a different number in each of `STYLES`, such as `1.234`.
     """
 

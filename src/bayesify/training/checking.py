@@ -39,8 +39,8 @@ def check(
     seed: Seed = 0,
     read_batch: BatchReader | None = None,
 ) -> Findings:
-    """Find problems of a trained model, each with a remedy. For your own training loop, this gives the findings of
-    `fit`.
+    """Find problems of a trained model, each with a remedy. After your own training loop, this function reports the findings that
+    `fit` would report.
 
     These problems are always looked for: draws that agree (no uncertainty), ensemble members that lag behind,
     predictions that are no better than a constant guess, probabilities passed as logits, class labels passed as

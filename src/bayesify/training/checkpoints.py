@@ -42,7 +42,7 @@ class Checkpoint:
         model: State of the model; see `model_state`.
         best: State of the model at the best epoch so far, or `None`.
         steps: State of the optimizer, the scheduler and a method's own update.
-        draws: State of the generator of draws, one per process.
+        draws: States of the generators that draw the weights, one for each process.
         network: State of the global generators, one per process.
         watch: Observations for the findings; see `Watch`.
         shuffles: State of the loader's own generators at the start of the epoch.

@@ -83,10 +83,10 @@ def fit(
     must make them reproducible.
 
     After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised. A second Ctrl-C
-    interrupts at once. If a later batch raises an error, the model has the parameters after the last step before that batch. The
-    error says how many steps were taken. A step with non-finite gradients is not taken, and an error is raised. With
+    interrupts at once. If a batch raises an error, the model has the parameters after the last step before that batch. The error
+    says how many steps were taken. A step with non-finite gradients is not taken, and an error is raised. With
     `Steps(skip_not_finite=True)`, training continues instead. On a GPU with a fused optimizer, the error for non-finite gradients
-    may come as many as 64 steps late, and the steps in between are not taken. With other optimizers the error comes at once.
+    may come up to 64 steps late, and the steps in between are not taken. With other optimizers the error comes at once.
 
     Most calls need only the first group of arguments. The arguments under "Other" are for unusual data and training runs.
 
@@ -101,9 +101,9 @@ def fit(
             prevent this.
         scheduler: Learning rate scheduler of the same optimizer, or a function that makes a scheduler from an
             optimizer. By default, the rate of the default optimizer falls to 0 as half a cosine over the variational
-            phase, step by step. On the benchmark of the default settings, this schedule was 0.02 nats better than a constant rate
-            after three epochs. `"constant"` keeps the rate unchanged; this is the default if you pass your own optimizer. If you
-            continue a finished run for more epochs, the rate follows the schedule of the new length.
+            phase, step by step. On the benchmark of the default settings, three epochs with this schedule were 0.02 nats better
+            than three epochs with a constant rate. `"constant"` keeps the rate unchanged; this is the default if you pass your
+            own optimizer. If you continue a finished run for more epochs, the rate follows the schedule of the new length.
         validation: Batches for the validation NLL of each epoch. A `Validation` also sets the number of draws.
         patience: Number of epochs without a better validation NLL after which training stops and returns to the best
             epoch. Epochs of the MAP phase, and epochs in which the KL schedule is below 1, do not count.
@@ -129,10 +129,10 @@ def fit(
         read_batch: Function that converts an item of the loader to inputs and targets.
         steps: Settings of the steps: gradient accumulation, clipping, when the scheduler steps, and CUDA graphs.
         update: Actions of a particular method in each step, for example of `baselines.VOGN`.
-        average: Decay per step of an exponential average of the parameters, such as 0.999. An `Average` can begin later
-            or take a plain mean. The average replaces the parameters for validation and at the end. Each time, a network
-            with BatchNorm needs a pass over the training data for the statistics of the average. Callbacks see the unaveraged
-            parameters. If a run ends with an error, the model also has the unaveraged parameters.
+        average: Decay per step of an exponential average of the parameters, such as 0.999. Pass an `Average` to start averaging
+            after a part of the run, or to take a plain mean. The average replaces the parameters for validation and at the end.
+            Each time, a network with BatchNorm needs a pass over the training data for the statistics of the average. Callbacks
+            see the unaveraged parameters. If a run ends with an error, the model also has the unaveraged parameters.
 
     Returns:
         One entry per epoch; see `History`. Its `findings` list problems, each with a remedy: training has not converged,

@@ -149,7 +149,7 @@ class _Best:
         self.at = np.zeros(len(members), dtype=np.int64)  # best check of each network
 
     def look(self, scores: Tensor) -> None:
-        """Store the weights of the networks that improved. `scores` are the scores of their held-out rows, [R, B]."""
+        """Store the weights of the networks that improved. `scores` are the scores of each network's held-out rows, [R, B]."""
         self.looks += 1
         scores = (scores * self._weights).mean(1)
         better = scores > self._scores
@@ -184,7 +184,8 @@ class _Halves:
         self._outputs: Tensor | None = None
 
     def look(self, scores: Tensor, outputs: Tensor) -> None:
-        """Store the outputs [R, B, O] of the networks that improved. `scores` are the scores of their held-out rows, [R, B]."""
+        """Store the outputs [R, B, O] of the networks that improved. `scores` are the scores of each network's held-out rows, [R,
+        B]."""
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
             score = (scores * self._weights * scored).mean(1)

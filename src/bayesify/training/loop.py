@@ -482,8 +482,8 @@ def _raise(error: Exception, cause: Exception) -> NoReturn:
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
-    """The mean NLL over weighted examples, the mean KL and bound over steps, and whether a step was taken. Each is a
-    scalar, or [R] for R models."""
+    """Four values: the weighted mean of the NLL over examples, the mean of the KL over steps, the mean of the bound over steps,
+    and whether a step was taken. Each is a scalar, or [R] for R models."""
     nll, kl, bound, steps, weight = map(np.array, sums)
     with np.errstate(invalid="ignore"):  # 0 / 0 if no step was taken
         return nll / weight, kl / steps, bound / steps, steps > 0

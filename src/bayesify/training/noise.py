@@ -84,9 +84,9 @@ class LearnedNoise:
     With `rescales`, the last layer may be rescaled to units of the targets; see `restart`.
 
     Attributes:
-        replaced: The variance before it changes at the end of an epoch, by name. It is empty once the epoch is closed.
-            A checkpoint that is written before the epoch is closed stores this value, because a continued run makes the change
-            again.
+        replaced: Value of the variance before the change at the end of an epoch, by parameter name. It is empty once the epoch is
+            closed. A checkpoint that is written before the epoch is closed stores this value, because a continued run makes the
+            change again.
         new_rows_ratio: Mean squared error on new rows divided by the mean squared error on training rows. It is known
             after `finish`, and it is 1 if it cannot be determined.
     """
@@ -144,7 +144,8 @@ class LearnedNoise:
             restart(bnn, powers, narrowing=math.sqrt(MAX_START_SHARE / share))
 
     def _find_unit(self, bnn: BayesianNetwork, network: nn.Module, size: float, batch: Batch) -> dict[str, int]:
-        """The exponent k of the power $10^k$ nearest to the targets' size, for each last-layer weight that acts linearly."""
+        """For each last-layer weight that acts linearly, the exponent k of the power $10^k$ that is nearest to the targets'
+        size."""
         args, kwargs = checked_inputs(batch.x)
         try:
             runner = Runner(network, bnn.weights)

@@ -30,8 +30,8 @@ def iterate_seeded(loader: Iterable[Any], seed: int) -> Iterator[Any]:
     """Iterate over a loader with a random stream of its own, separate from the network's random numbers.
 
     Loaders shuffle and transform with torch's global generator. While an item is fetched, the global generator follows this
-    stream; outside, it is unchanged. Batches therefore do not depend on how many random numbers the network has used. If
-    batches are skipped, the next batch is the same as without skipping.
+    stream; afterwards, it is restored to its previous state. Batches therefore do not depend on how many random numbers the
+    network has used. If batches are skipped, the next batch is the same as without skipping.
     """
     state = torch.Generator().manual_seed(seed).get_state()
     iterator: Iterator[Any] | None = None

@@ -56,8 +56,8 @@ class ModelStack(nn.Module, Trainable):
 
     Args:
         models: Trainable modules of the same kind (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
-        seeds: One seed per model. A model with a seed has the same random numbers as if it trained alone. By default all random
-            numbers come from the generator passed to `terms`, in one call.
+        seeds: One seed per model. A model with a seed has the same random numbers as if it trained alone. By default, the
+            generator passed to `terms` draws the random numbers of all models in one call.
         num_data: Number of examples N of each model, if the numbers differ; by default the number passed to `terms`.
         vectorize: Whether to run the models at once; `False` runs them in a loop.
         likelihoods: G likelihoods that replace the models' own likelihoods. Each likelihood is shared by R / G

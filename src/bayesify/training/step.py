@@ -37,7 +37,7 @@ class Objective(nn.Module):
         self.num_data, self.num_draws, self.in_turn = num_data, num_draws, in_turn
 
     def forward(self, phase: Phase, batch: Batch, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Data term and KL in nats, averaged over draws: scalars, or [R] for R models."""
+        """The data term and the KL in nats, both averaged over draws: scalars, or [R] for R models."""
         num_data, num_draws = self.num_data, self.num_draws
         if self.in_turn and phase == "variational":
             return _terms_in_turn(self.model, batch, num_data, num_draws, generator)
@@ -48,7 +48,8 @@ class Objective(nn.Module):
 def _terms_in_turn(
     bnn: Trainable, batch: Batch, num_data: int, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Both terms of a network's objective, averaged over draws. The gradient of a draw is taken before the next draw runs."""
+    """Both terms of a network's objective, each averaged over draws. The gradient of a draw is taken before the next draw
+    runs."""
     assert isinstance(bnn, BayesianNetwork)
     draws = bnn.draw(num_draws, generator=generator, num_data=num_data).materialize()
     names, kl = list(draws.weights), draws.kl.detach()

@@ -51,7 +51,8 @@ class TrainingTask:
     point: BayesianNetwork[Any] | None = None
 
     def batches(self) -> list[Batch]:
-        """All batches of the loader, without examples of weight 0. The caller's global generators do not change."""
+        """All batches of the loader, without examples of weight 0. Reading them leaves the caller's global generators
+        unchanged."""
         with own_generators():
             found = [parse_batch(item).weighed() for item in self.loader]
         return [batch for batch in found if len(batch)]

@@ -95,8 +95,8 @@ class Totals:
         return stretch * (y - prediction.mean).abs() <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
 
     def means(self) -> dict[str, float]:
-        """The NLL per example, and further scores: for classes the accuracy, for numbers the RMSE and the share of targets inside
-        their 90 % intervals."""
+        """The NLL per example, and further scores: for a classification, the accuracy; for a regression, the RMSE and the share
+        of targets inside their 90 % intervals."""
         mean = self.score_sum / self.total
         if self.name == "accuracy":
             return {"nll": self.nll / self.total, "accuracy": mean}

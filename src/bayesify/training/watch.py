@@ -82,8 +82,8 @@ class Trace:
         return part if self._rest is None else part + self._rest
 
     def read(self) -> tuple[list[float], list[float]]:
-        """NLL per example and KL of each window in which a step was taken, averaged over models. Reading them waits for the
-        device."""
+        """Two lists with one entry for each window in which a step was taken: the NLL per example and the KL, both averaged over
+        models. Reading them waits for the device."""
         if not self.windows:
             return [], []
         sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
@@ -225,7 +225,7 @@ class Watch:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """Run without gradients and with separate random numbers. Errors inside this context are ignored."""
+        """Context without gradients and with separate random numbers. Errors inside this context are ignored."""
         devices = [self.device] if self.device.type == "cuda" else []
         try:
             with torch.no_grad(), own_generators(devices):

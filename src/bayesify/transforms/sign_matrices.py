@@ -35,7 +35,7 @@ def sign_matrix(size: int, like: Tensor) -> Tensor:
     """`hadamard_matrix`, cached by size, type and device.
 
     A matrix is not cached if it is made by a compiler, in a dispatch mode (such as fake tensors), or during the capture of a CUDA
-    graph. Such a matrix is valid only there.
+    graph. Such a matrix is valid only within that compilation, mode or capture.
     """
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return hadamard_matrix(size, like)

@@ -106,8 +106,9 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
 class KeptStatistics:
     """Running statistics of K draws that a seed determines, each computed with the draw's own weights.
 
-    The statistics are valid as long as the draws and their passes do not change. A checksum of the tensors on which the
-    statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same for every device.
+    The statistics are valid as long as the tensors that determine the draws and the forward passes stay the same. A checksum of
+    the tensors on which the statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same
+    for every device.
     """
 
     seed: int
@@ -116,24 +117,25 @@ class KeptStatistics:
 
     @classmethod
     def of(cls, seed: int, values: Mapping[str, Tensor], *modules: nn.Module) -> Self:
-        """Statistics that are valid as long as the modules do not change."""
+        """Statistics that are valid as long as the parameters and buffers of the modules stay the same."""
         return cls(seed, checksum_of(modules, values), values)
 
     def hold(self, *modules: nn.Module) -> bool:
-        """Whether the modules are unchanged. In this case, the statistics are still valid."""
+        """Whether the modules have the same parameters and buffers as when this object was made. In this case, the statistics are
+        still valid."""
         return self.checksum == checksum_of(modules, self.values)
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """Copies of the buffers of each of the first draws, by name. They are copies because a pass in training mode changes
-        buffers in place."""
+        """For each of the first `num_draws` draws, copies of its buffers by name. They are copies because a pass in training mode
+        changes buffers in place."""
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """The same object after applying a function to each statistic."""
+        """A new object with the result of a function for each statistic."""
         return type(self)(self.seed, self.checksum, {name: function(value) for name, value in self.values.items()})
 
     def state(self) -> dict[str, Tensor]:

@@ -17,8 +17,9 @@ class WeightRow:
         name: The weight's name in `named_parameters()`.
         shape: The weight's shape.
         treatment: The posterior that draws the weight, or "point estimate".
-        before: Number of scalars in the network.
-        after: Number of trainable scalars that represent the weight now; `None` if another weight of the layer includes them.
+        before: Number of the weight's scalars in the given network.
+        after: Number of trainable scalars that represent the weight now; `None` if they are counted in the row of another weight
+            of the layer.
         remark: The reason why the weight has no posterior, or the names it is tied to.
     """
 

@@ -17,9 +17,9 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
 
     $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
 
-    This is equation 12 of Daxberger et al. (2021), with $M = m m^\top$ for a mask m. The eigenvalues of the product give the
-    trace: it is the sum of their square roots. These eigenvalues equal the eigenvalues of the symmetric $R^\top \Sigma R$ with $R
-    R^\top = M \odot \Sigma$.
+    This is equation 12 of Daxberger et al. (2021), with $M = m m^\top$ for a mask m. The last trace is the sum of the square
+    roots of the eigenvalues of $\Sigma\,(M \odot \Sigma)$. These eigenvalues equal the eigenvalues of the symmetric $R^\top
+    \Sigma R$ with $R R^\top = M \odot \Sigma$.
 
     Args:
         covariance: $\Sigma$, [P, P].

@@ -253,7 +253,7 @@ def _masked(candidates: Candidates, mask: dict[str, Tensor] | Tensor) -> Tensor:
 
 
 def _checked_mask(*parts: Tensor) -> Tensor:
-    """The first mask. Raises `ValueError` if no mask has a true entry."""
+    """The first of the given masks. Raises `ValueError` if no mask has a true entry."""
     if not any(bool(part.any()) for part in parts):
         raise ValueError("subnetwork.from_mask: the mask selects no weight; set at least one entry to True")
     return parts[0]

@@ -39,8 +39,8 @@ class DrawRequest:
         weights: Weights that the network's other posteriors drew. Only a posterior that runs the network to make its own draws
             needs them.
         num_data: Number of examples N in the dataset, if the draw is for a bound over the dataset.
-        networks: Dict whose keys are numbers of networks (see `Ensemble`). Each value contains, for each draw, the index of the
-            network that the draw uses, [S]. The first ensemble that draws fills it.
+        networks: Dict whose key is the number of networks that all ensembles form together (see `Ensemble`). Its value contains,
+            for each draw, the index of the network that the draw uses, [S]. The first ensemble that draws fills it.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
         autocast: Dtype in which the network runs under autocast. Autocast is off while a posterior draws.
     """
@@ -346,7 +346,8 @@ class Posterior(nn.Module):
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
     def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation on the parameters, cached until they change if gradients are off; see `Results`."""
+        """The result of a computation on the parameters. If gradients are off, it is cached until the parameters change; see
+        `Results`."""
         return self.results.cached(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:

@@ -76,9 +76,10 @@ class CapturedDraws:
             return posterior.draw(request)
 
     def _ahead(self, posterior: Posterior, kind: tuple[Any, ...], addresses: tuple[int, ...]) -> Drawn | None:
-        """A draw by the most recent graph. While it runs, the parameters are compared with their values at the capture.
+        """A draw made by the most recent graph. While the graph runs, the parameters are compared with the values that they had
+        when the graph was captured.
 
-        If they differ, the result is `None` and the generator is reset, unless another thread has used it in the meantime.
+        If they differ, the result is `None`, and the generator is reset unless another thread has used it in the meantime.
         """
         known = self.of(posterior).known(kind)
         if known is None or known.made is None:

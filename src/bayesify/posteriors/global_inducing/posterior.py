@@ -342,8 +342,8 @@ class GlobalInducing(Posterior):
         prior, to another matrix. In float64, this sum does not lose the identity matrix to rounding.
 
         On a CPU, computing the matrices of convolutions takes most of the time of a step, so float32 is tried first. We measured
-        how much float32 rounding changed the variances, and how much it changed means of the size of the prior's standard
-        deviation. Both changed by at most about a tenth of
+        the effect of float32 rounding on the variances, and on means that are about as large as the prior's standard deviation.
+        Both changed by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$

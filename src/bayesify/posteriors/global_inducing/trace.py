@@ -179,7 +179,7 @@ def check_targets(targets: Any) -> Tensor | None:
 
 
 def start_outputs(targets: Tensor, last: LinearMap, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Targets as pseudo-outputs of the last layer: labels become one-hot rows, numbers stay unchanged."""
+    """Targets as pseudo-outputs of the last layer: labels become one-hot rows, and numeric targets stay unchanged."""
     axis = last.features_axis % len(shape)
     width, rest = shape[axis], shape[:axis] + shape[axis + 1 :]
     name = last.layer.name or "(the network)"

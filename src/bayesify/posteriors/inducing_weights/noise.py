@@ -1,5 +1,5 @@
-"""Standard normal noise for a draw of all layers: first the noise of U's size, then the noise of W's size. Also draws that are
-made by kernels."""
+"""Standard normal noise for a draw of all layers: first the noise of U's size, then the noise of W's size. The module also
+contains draws that are made by kernels."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class NoiseShapes:
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """The noise for U of each family, and the noise of each block, with the shapes of this object.
 
-        If `seed` is given, the result omits the noise of W's size, because a kernel generates it. The seed is [1].
+        If `seed` is given, the result omits the noise of W's size, because a kernel generates it. The seed has shape [1].
         """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]
@@ -151,7 +151,8 @@ def draw_by_kernels(
     """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
     A block contains all layers with the same size of U, in groups of equal-sized layers. `given` contains the same values as
-    `blocks` of `conditional_draws`, but of the noise only $E_2$. With `low`, products with matrices of W's size use bfloat16.
+    `blocks` of `conditional_draws`, except that its noise consists only of $E_2$. With `low`, products with matrices of W's size
+    use bfloat16.
     """
     groups = [group for block in blocks for group in block]
     names = [weight.name for group in groups for layer in group for weight in layer.weights]

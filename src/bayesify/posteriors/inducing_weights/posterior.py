@@ -69,8 +69,8 @@ class InducingWeights(Posterior):
             correlates the layers (appendix H). The option requires `whiten=True` and the same number of columns of U in every
             layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
-            default, the noise of U and the noise of W given U each contribute a tenth of the root mean square of the layer's
-            weights to the standard deviation of W. Before BatchNorm, they contribute less.
+            default, the noise of U contributes a tenth of the root mean square of the layer's weights to the standard deviation
+            of W, and so does the noise of W given U. In layers before a BatchNorm layer, both contribute less.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:

@@ -61,10 +61,10 @@ class WalshHadamard(Posterior):
     over all matrices.
 
     A matrix of another shape is padded and split into a stack of blocks, each with its own parameters (see `Blocks`).
-    For a layer with one output or one input, the matrix is one reshaped block. A convolution kernel is a matrix of
-    outputs x (inputs x kernel) that each draw materializes. Linear layers with blocks of at least 256 multiply in O(D
-    log D) without materializing W. Smaller layers materialize W, because this is faster for them. Biases and other
-    vectors are independent Gaussians that start at the network's values.
+    For a layer with one output or one input, the matrix is one reshaped block. A convolution kernel is a matrix with a row for
+    each output channel and a column for each pair of an input channel and a kernel position. Each draw materializes this matrix.
+    Linear layers with blocks of at least 256 multiply in O(D log D) without materializing W. Smaller layers materialize W,
+    because this is faster for them. Biases and other vectors are independent Gaussians that start at the network's values.
 
     Stored parameters, for all blocks of the same size together: `left` ($s_1$), `right` ($s_2$), and, for q(g),
     `mean_value`, `log_std` and the other parameters of its family. A block with a diagonal q(g) has 4 D numbers.
@@ -73,8 +73,8 @@ class WalshHadamard(Posterior):
         covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers, whose KL is
             estimated from each draw).
         flow_length: Number of planar layers of a flow.
-        init_std: Standard deviations of W before training. The default is a tenth (less before BatchNorm) of the root mean
-            square of the weight.
+        init_std: Standard deviations of W before training. The default is a tenth of the root mean square of the weight, or less
+            if its layer comes before a BatchNorm layer.
         init: How W starts. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs times a scale. With this scale, W is a
             multiple of an orthogonal matrix and as large as the network's own weight. With `"network"`, W is the matrix nearest
             to the network's weight that alternating least squares finds (`maths.walsh_hadamard.nearest`). This matrix is far from

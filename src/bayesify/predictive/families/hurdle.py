@@ -47,7 +47,7 @@ class HurdleFamily(Family):
         return torch.where(y < 0, 0.0, torch.sigmoid(parameters[2]) + self._above(y, *parameters))
 
     def below(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y < y), which excludes the atom for y = 0."""
+        """P(Y < y), which is 0 for y = 0, because the atom at 0 is excluded."""
         return torch.where(y <= 0, 0.0, self.cdf(y, *parameters))
 
     @staticmethod

@@ -49,8 +49,8 @@ class StudentTFamily(Family):
         return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
 
     def component_quantiles(self, levels: Sequence[float], *parameters: Tensor) -> Tensor:
-        """Quantiles at several probabilities, [Q, S, B, O]. Each lies between the quantiles for infinite and for two degrees of
-        freedom, where the search takes place."""
+        """Quantiles at several probabilities, [Q, S, B, O]. Each quantile lies between the quantile for infinitely many degrees
+        of freedom and the quantile for two degrees, so only this range is searched."""
         location, square, degrees = parameters
         wide = widened(degrees).expand(*(1,) * (location.ndim - degrees.ndim), *degrees.shape)
         ends = torch.stack([wide.new_tensor([end(q) for q in levels]) for end in (normal_quantile, _two_degrees)])
