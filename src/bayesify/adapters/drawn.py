@@ -15,7 +15,8 @@ def fixed_draws(
 ) -> Draws:
     """Draws of a model, materialized and detached, so that later training does not change them.
 
-    By default all draws are taken, or `default` draws if the model has infinitely many. `owner` names the caller in messages.
+    If no number is given, all draws are taken. If the model has infinitely many, `default` of them are taken. `owner` names the
+    caller in messages.
     """
     if isinstance(model, Draws):
         if num_draws is not None and not 1 <= num_draws <= len(model):

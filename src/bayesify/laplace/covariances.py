@@ -568,8 +568,8 @@ def check_budget(
         largest = largest_size(memory, dtype)
         raise ValueError(
             f"Laplace: a full covariance over {size:,} weights takes {in_words(full_bytes(size, dtype))} (the matrix, its factor "
-            f"and a copy), more than memory={in_words(memory)}; choose at most {largest:,} weights, such as "
-            f"subset=bayesify.subnetwork.largest_variance({largest}), raise memory=, or use covariance='diagonal'"
+            f"and a copy), more than memory={in_words(memory)}; choose at most {largest:,} weights (for "
+            f"example subset=bayesify.subnetwork.largest_variance({largest})), or raise memory=, or use covariance='diagonal'"
         )
     if structure == "kronecker" and size == sum(weight.numel for weight in weights.values()):
         layers = [layer for layer in group_layers(weights.values()) if layer.weights[0].kind == "matrix"]

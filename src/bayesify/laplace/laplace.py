@@ -910,9 +910,9 @@ class Laplace(Drawable):
     def _leave_labels_out(self, examples: Examples) -> None:
         """In a classification, change the precision of all weights if the new precision predicts left-out training rows better.
 
-        If no link was given, the same rows also decide which link to use. The link becomes `"probit"` only if it is
-        better by more than `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is overconfident on new
-        rows. Left-out rows show it, because their own effect on the network is removed (see `leave_out`).
+        If no link was given, the same rows also decide which link to use. The link becomes `"probit"` only if the density of
+        left-out rows is then higher by more than `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is
+        overconfident on new rows. Left-out rows show it, because their own effect on the network is removed (see `leave_out`).
         """
         subset, posterior = self.fitted()
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)

@@ -175,7 +175,7 @@ class _Records:
 def _plain(name: str, job: Any) -> Any:
     if not _NAME.fullmatch(name):
         raise ValueError(
-            f"run_jobs: name={name!r}; use only letters, digits and the characters ._=+,- and put / between folders"
+            f"run_jobs: name={name!r}; use only letters, digits and the characters '._=+,-', and '/' between folders"
         )
     try:
         return json.loads(json.dumps(asdict(job) if is_dataclass(job) and not isinstance(job, type) else job))

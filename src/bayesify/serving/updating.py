@@ -140,7 +140,7 @@ def _check_rows(about: About, task: Task, frame: DataFrame, folder: Path, name: 
     count = about.num_rows
     if len(values) <= count or fingerprint(inputs[used].iloc[:count], values[:count]) != about.fingerprint:
         raise InputError(
-            f"{folder}: the folder does not store its {count:,} training rows, and {name} does not contain these rows "
-            "followed by new rows; put the old rows before the new rows, or train on all rows with --force (--keep-rows stores "
-            "the rows in the folder)"
+            f"{folder}: the folder does not store its {count:,} training rows, so {name} must begin with these rows, "
+            f"but it does not; put the old rows at the top of {name}, or train on all rows with --force. To store the rows in the "
+            "folder, use --keep-rows"
         )

@@ -23,9 +23,9 @@ class EmptyCells(Plain):
 
     The distribution of such a row must also cover the different effects that the unknown number could have. If few rows have an
     empty cell, a network does not learn this additional spread, because early stopping ends training first. So for each column,
-    the normal scores of rows with an empty cell are divided by a factor s. To find s, take the factor with which the out-of-fold
-    90 % intervals of these rows would have contained 90 % of the targets, and shrink it towards 1. A row with several empty cells
-    takes the largest factor.
+    the normal scores of rows with an empty cell are divided by a factor s. To find s, widen the out-of-fold 90 % intervals of
+    these rows until they contain 90 % of the targets. Then shrink this factor towards 1. A row with several empty cells takes the
+    largest factor.
 
     Args:
         places: Indices of inputs that mark empty cells, only for columns with a factor above 1.

@@ -42,7 +42,7 @@ class FitReport(Plain):
         steps: For each member, the step at which it predicted its held-out rows best.
         notes: Sentences that say what failed.
         categories: Encoding of text columns with many levels: `"levels"` or `"means"`, or empty if there are no such
-            columns. It is `"nothing"` if no column is used, because one distribution for all rows predicts better.
+            columns. It is `"nothing"` if one distribution for all rows predicts better, so that no column is used.
     """
 
     score: float | None = None

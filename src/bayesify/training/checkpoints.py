@@ -198,7 +198,7 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
 
 
 def _kind(value: Any) -> Any:
-    """Kind of an optimizer's setting. All numbers have the same kind; flags and `None` have other kinds."""
+    """The type of an optimizer's setting, for comparisons. All numbers have one type, and flags and `None` have another."""
     if value is None or isinstance(value, bool):
         return bool
     if isinstance(value, (list, tuple)):

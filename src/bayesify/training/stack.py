@@ -419,7 +419,7 @@ def _score_alike(
     values: dict[str, Tensor] | None = None,
 ) -> Tensor:
     """Scores [...] of rows with outputs [..., O]. There are G likelihoods that differ only in values, and each of them scores an
-    equal part of the first axis. `values` replaces the parameters of a single likelihood."""
+    equal part of the first axis. If there is only one likelihood, `values` replaces its parameters."""
     first, rows, count = likelihoods[0], outputs.shape[:-1], len(likelihoods)
     flat, y = outputs.flatten(0, -2), y.flatten(0, len(rows) - 1)
     wanted = first.target_shape(flat)

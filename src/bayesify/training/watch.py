@@ -236,8 +236,8 @@ class Watch:
     # -- at the end -----------------------------------------------------------------------------------------------
 
     def _moving(self, values: list[float]) -> list[float]:
-        """The part of a series in which the network still moves. If the learning rate falls to 0, this is the first two thirds of
-        the series, because at the end every run looks converged."""
+        """The part of a series of losses in which the network is still changing. If the learning rate falls to 0, this is the
+        first two thirds of the series, because at the end every run looks converged."""
         return values[: -(-2 * len(values) // 3)] if self.settings.falling_rate else values
 
     @property

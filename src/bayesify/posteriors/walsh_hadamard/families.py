@@ -167,11 +167,11 @@ class Flow(Diagonal):
         return torch.stack([self.kl(std) for std in prior_std])
 
     def mean(self) -> Tensor:
-        """E[g] from fixed draws. The contribution of the Gaussian of z is exact."""
+        """E[g] from fixed draws. Only the effect of the flow is estimated; the Gaussian before the flow contributes exactly."""
         return self.mean_value + self._moved()[1].mean(0)
 
     def reached_variance(self) -> Tensor:
-        """Variance of the entries of H g from fixed draws. The contribution of the Gaussian of z is exact."""
+        """Variance of the entries of H g from fixed draws. Only the effect of the flow is estimated."""
         start, moved = (hadamard(part) for part in self._moved())
         mean = moved.mean(0)
         return super().reached_variance() + (2 * start * (moved - mean) + (moved - mean).square()).mean(0)
