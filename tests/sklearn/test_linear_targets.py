@@ -30,6 +30,7 @@ def test_a_linear_target_is_predicted_as_by_least_squares():
     assert errors[0] < 1.3 * errors[1]
 
 
+@pytest.mark.slow
 def test_a_target_with_a_kink_keeps_its_networks():
     x, _, y = table(3.0, 100)
     assert BayesianRegressor(**OPTIONS).fit(x, y).choices_["hidden"] == recipe.HIDDEN
