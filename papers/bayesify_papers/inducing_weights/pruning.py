@@ -74,6 +74,7 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
             epochs=job.fine_tuning,
             learning_rate=LEARNING_RATE,
             scheduler="constant",
+            kl_weight=job.recipe.kl_weight,
             precision=job.recipe.precision,
             seed=job.seed,
             progress=False,
