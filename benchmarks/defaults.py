@@ -49,7 +49,7 @@ from bayesify import Laplace, posteriors, priors, subnetwork
 from bayesify.baselines import SWAG, TemperatureScaling
 from bayesify.datasets import images
 from bayesify.laplace import prior_precision
-from bayesify.laplace.subnetwork import selectors
+from bayesify.laplace import subnetwork as selectors
 from bayesify.likelihoods import Categorical
 from bayesify.posteriors.common import starts
 from bayesify.predictive.base import Outputs

@@ -11,8 +11,7 @@ from bayesify_papers.shared.regressions import synthetic
 import bayesify
 from bayesify import likelihoods, models, posteriors, priors
 from bayesify.deep_gp import DeepGP
-from bayesify.maths.convolution_geometry import Geometry
-from bayesify.maths.convolution_moments import convolution_moments
+from bayesify.maths.convolution_moments import Geometry, convolution_moments
 from bayesify.maths.patch_products import patch_products
 from bayesify.training import Steps
 

@@ -15,8 +15,7 @@ from bayesify import Laplace, likelihoods, subnetwork
 from bayesify.baselines.noisy_kfac import fisher_root, inverse_root
 from bayesify.function_space.divergence import dense_kl
 from bayesify.laplace.covariances import FullCovariance
-from bayesify.maths.cholesky import stable_cholesky
-from bayesify.maths.eigen import leading_singular, stable_eigh
+from bayesify.maths.positive_definite import leading_singular, stable_cholesky, stable_eigh
 
 
 def flat_curvature(size: int = 200, alive: int = 17, largest: float = 5.8e-8) -> Tensor:

@@ -8,8 +8,7 @@ import torch
 import bayesify
 from bayesify import likelihoods, models, posteriors, priors
 from bayesify.maths import patch_products
-from bayesify.maths.convolution_geometry import Geometry
-from bayesify.maths.convolution_moments import convolution_moments
+from bayesify.maths.convolution_moments import Geometry, convolution_moments
 
 GEOMETRIES = [
     Geometry((3, 3), (1, 1), (1, 1), ((1, 1), (1, 1))),

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 import bayesify
 from bayesify import BayesianNetwork, likelihoods, posteriors, priors
-from bayesify.maths.gamma import draw_gamma, gamma_kl, inverse_root_moments
+from bayesify.maths.gamma import bartlett, bartlett_mean, draw_gamma, gamma_kl, inverse_root_moments, wishart_kl
 from bayesify.maths.noise import NoiseSource
-from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
 from bayesify.posteriors import DrawRequest
 from bayesify.priors import PriorDraw
 

@@ -16,11 +16,10 @@ from bayesify.baselines.natural_gradient import Changes, LayerwiseTrainer, Momen
 from bayesify.jacobians.rules import Rule, layer_factors
 from bayesify.jacobians.trace import Pulled
 from bayesify.likelihoods import Categorical, Likelihood
-from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import raw_relative_tril
-from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import as_float, widened
 from bayesify.maths.noise import standard_normal
+from bayesify.maths.positive_definite import stable_cholesky, stable_eigh
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors.matrix_normal import MatrixNormal
 from bayesify.weights.catalog import Layer, owner_of

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.deep_gp.kernels import make_kernel
-from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.constraints import raw_positive, raw_relative_tril, relative_tril
 from bayesify.maths.gamma import widened
 from bayesify.maths.noise import standard_normal
-from bayesify.maths.positive_definite import inverse_and_log_det, linear_and_quadratic_forms
+from bayesify.maths.positive_definite import inverse_and_log_det, linear_and_quadratic_forms, stable_cholesky
 
 
 @dataclass(frozen=True)

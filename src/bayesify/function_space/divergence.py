@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from bayesify.maths.cholesky import checked_cholesky
+from bayesify.maths.positive_definite import checked_cholesky
 from bayesify.maths.value_checks import should_check
 
 RELATIVE_JITTER = {torch.float64: 1e-10, torch.float32: 1e-5}

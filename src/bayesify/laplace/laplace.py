@@ -45,10 +45,11 @@ from bayesify.laplace.curvature import (
     Pieces,
     Structure,
     first_batch,
+    last_layer_curvature,
+    layer_of,
     show_progress,
     sum_over_processes,
 )
-from bayesify.laplace.last_layer import last_layer_curvature, layer_of
 from bayesify.laplace.linearized import Covariance, LinearizedNetwork, variances_of
 from bayesify.laplace.sampled import (
     MAX_DRAW_ERROR,
@@ -63,7 +64,7 @@ from bayesify.laplace.sampled import (
     find_factor,
     whiten,
 )
-from bayesify.laplace.subnetwork.selectors import Candidates, SgdOptions, as_selector, from_indices
+from bayesify.laplace.subnetwork import Candidates, SgdOptions, as_selector, from_indices
 from bayesify.laplace.subset import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork

@@ -14,8 +14,7 @@ from torch import Tensor
 from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians
 from bayesify.jacobians.general import Args, Kwargs
 from bayesify.laplace.covariances import FullCovariance, MarginalCovariance, WeightCovariance
-from bayesify.laplace.curvature import FeaturesEnd, feature_rows, rows_at_once
-from bayesify.laplace.last_layer import layer_of, matrix_order
+from bayesify.laplace.curvature import FeaturesEnd, feature_rows, layer_of, matrix_order, rows_at_once
 from bayesify.laplace.sampled import SampledCovariance
 from bayesify.likelihoods import Likelihood
 from bayesify.predictive.gaussian import marginals

@@ -1,14 +1,15 @@
-"""Inverses, determinants and quadratic forms of symmetric matrices, with gradients in as few products as possible."""
+"""Factors, eigenvectors, inverses and log-determinants of symmetric matrices, and quadratic forms."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesify.maths.cholesky import stable_cholesky
 from bayesify.maths.signatures import Function, leading_axes
+from bayesify.maths.value_checks import should_check
 
 
 class _InverseAndLogDet(Function):
@@ -96,3 +97,90 @@ def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor)
     """
     linear, quadratic, _ = _Forms.apply(weights, matrix, columns)
     return linear, quadratic
+
+
+JITTERS = (1e-7, 1e-6, 1e-5, 1e-4)
+"""Multiples of the mean diagonal that are tried in turn as jitter if a factorization fails."""
+
+
+def checked_cholesky(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower factors, [..., n, n], and a flag for each matrix, [...]. The flag is true if the matrix has no factor
+    because it is not positive definite or not finite.
+
+    Some LAPACK libraries do not report NaN or infinity. These values then appear in the factor's diagonal, which is checked here.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    return factor, (failed > 0) | ~torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all(-1)
+
+
+def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
+    r"""Lower factors L of positive definite matrices $A = L L^\top$, with jitter only if rounding requires it: [..., n, n].
+
+    If a matrix is not finite or not positive definite, a `ValueError` is raised. Its message calls the matrix `what`. Under
+    `vmap` and during the capture of a CUDA graph, values cannot be checked. If a factor does not exist, it is then NaN.
+    """
+    factor, failed = checked_cholesky(matrix)
+    if not should_check(failed):
+        return torch.where(failed[..., None, None], torch.nan, factor)
+    if not bool(failed.any()):
+        return factor
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError(f"{what} is not finite; check the data and the network's outputs for NaN or infinity")
+    mean = matrix.diagonal(dim1=-2, dim2=-1).mean(-1, keepdim=True)
+    for jitter in JITTERS:
+        factor, failed = checked_cholesky(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))
+        if not bool(failed.any()):
+            warnings.warn(
+                f"{what}: {jitter:g} times the mean of its diagonal was added to the diagonal, so that it could be factorized",
+                stacklevel=3,
+            )
+            return factor
+    size = matrix.shape[-1]
+    raise ValueError(
+        f"{what} ({size} x {size}) is not positive definite, even with {JITTERS[-1]:g} times the mean of its diagonal added to "
+        "the diagonal; use float64 (net.double()), or a larger prior precision"
+    )
+
+
+def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices $A = Q \Lambda Q^\top$: [..., n] and [..., n, n].
+
+    The computation is in float64, and on the CPU if the device does not support float64. In float32 some machines'
+    LAPACK does not converge for curvatures with many zero rows. If a matrix is not finite or no eigenvectors are found,
+    a `ValueError` calls the matrix `what`.
+    """
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError(f"{what} is not finite; check the data and the network's outputs for NaN or infinity")
+    wide = (matrix.cpu() if matrix.device.type == "mps" else matrix).double()
+    try:
+        values, vectors = torch.linalg.eigh(wide)
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        size = matrix.shape[-1]
+        raise ValueError(
+            f"{what} ({size} x {size}): the eigenvectors could not be computed; standardize the inputs, or leave out weights "
+            "without curvature"
+        ) from error
+    return values.to(matrix), vectors.to(matrix)
+
+
+def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    r"""The r largest singular values of a matrix with their vectors: $A \approx P S Q^\top$. The results are P [m, r],
+    S [r] in descending order, and the transpose of Q [r, n].
+
+    If at most half of the values are needed, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is
+    several times faster, with an error of about the square root of the machine precision. Otherwise, or if a value is
+    as small as this error, they come from a singular value decomposition.
+    """
+    tall = matrix.shape[0] > matrix.shape[1]
+    thin = matrix.mT if tall else matrix
+    if 2 * rank <= thin.shape[0]:
+        values, vectors = torch.linalg.eigh(thin @ thin.mT)
+        s = values[-rank:].flip(0).clamp_min(0).sqrt()
+        if s[-1] > 1e-5 * s[0]:
+            left = vectors[:, -rank:].flip(1)
+            right = (left.mT @ thin) / s.unsqueeze(1)
+            return (right.mT, s, left.mT) if tall else (left, s, right)
+    p, s, qt = torch.linalg.svd(matrix, full_matrices=False)
+    return p[:, :rank], s[:rank], qt[:rank]

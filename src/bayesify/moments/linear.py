@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.convolution_geometry import windows
+from bayesify.maths.convolution_moments import windows
 from bayesify.moments.responses import Correlated, Node, Noise, SharedRows, SharedWeights, Spread
 from bayesify.moments.tensors import (
     ESTIMATED,

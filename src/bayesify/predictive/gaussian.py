@@ -10,9 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bayesify.maths.cholesky import stable_cholesky
-from bayesify.maths.eigen import stable_eigh
 from bayesify.maths.gamma import widened
+from bayesify.maths.positive_definite import stable_cholesky, stable_eigh
 from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK, Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets, pair

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from bayesify.maths.eigen import stable_eigh
+from bayesify.maths.positive_definite import stable_eigh
 
 
 class Spread(ABC):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import strict_tril
+from bayesify.maths.gamma import bartlett, bartlett_mean, wishart_kl
 from bayesify.maths.noise import Randomness
 from bayesify.maths.positive_definite import inverse_from_factor
-from bayesify.maths.wishart import bartlett, bartlett_mean, wishart_kl
 from bayesify.priors.base import NEGLIGIBLE_LOG_VALUE, Prior, PriorDraw, kernel_positions
 from bayesify.weights.catalog import Weight
 

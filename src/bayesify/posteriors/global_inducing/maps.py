@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from bayesify.maths.convolution_geometry import Geometry
-from bayesify.maths.convolution_moments import convolution_moments
+from bayesify.maths.convolution_moments import Geometry, convolution_moments
 from bayesify.maths.gamma import widened
 from bayesify.maths.patch_products import patch_products
 from bayesify.posteriors.global_inducing.inputs import OWNER

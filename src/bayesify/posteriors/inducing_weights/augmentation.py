@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, raw_positives
-from bayesify.maths.eigen import leading_singular
 from bayesify.maths.gaussian import standard_kl
 from bayesify.maths.largest_entries import largest
 from bayesify.maths.matheron import Augmented
+from bayesify.maths.positive_definite import leading_singular
 from bayesify.weights.named_parameters import NamedParameters
 
 INIT_D = 1e-3
