@@ -22,7 +22,7 @@ import bayesify
 from bayesify import likelihoods, posteriors, priors
 from bayesify.predictor import Batch
 from bayesify.running import cuda_graphs
-from bayesify.training import Checkpointing, ModelStack, Steps, captured_step
+from bayesify.training import Checkpointing, Steps, captured_step
 from bayesify.training.checkpoints import Checkpoint
 from bayesify.training.step import Step
 
@@ -125,31 +125,6 @@ def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
     )
     assert same(resumed, whole)
     assert numbers(history) == numbers(expected)
-
-
-def test_checkpoints_from_before_steps_could_be_skipped_resume(tmp_path):
-    """They lack that setting, and have one count of steps for all models and none of examples."""
-    path, current = tmp_path / "run.safetensors", [stop_at(3)]
-    options = {"epochs": 2, "seed": 0, "progress": False, "kl_schedule": lambda t: current[0](t)}
-
-    def stack():
-        return ModelStack([network(), network()])
-
-    whole, resumed = stack(), stack()
-    with pytest.raises(Stop):
-        bayesify.fit(stack(), loader(), checkpoint=Checkpointing(path, 1), **options)
-    stored = Checkpoint.read(path)
-    del stored.settings["skip_not_finite"]
-    *sums, steps, _ = stored.position["sums"]
-    stored.position["sums"] = [*sums, steps[0]]
-    stored.write(path)
-    current[0] = free_schedule
-    history = bayesify.fit(resumed, loader(), checkpoint=path, **options)
-    assert numbers(history) == numbers(bayesify.fit(whole, loader(), **options))
-    for one, other in zip(resumed.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(one, other)
-    with pytest.raises(ValueError, match="written with skip_not_finite=False, but this run has True"):
-        stored.check_fits(path, stored.settings | {"skip_not_finite": True}, [], resumed, 2)
 
 
 def test_a_pause_between_interruption_and_resumption_is_not_counted(tmp_path, monkeypatch):

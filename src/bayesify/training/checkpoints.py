@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,9 @@ from bayesify.maths.value_checks import find_not_finite
 from bayesify.running.generators import own_generators
 from bayesify.storage import tensor_files
 from bayesify.training.random_streams import loader_generators_kept, seeded_globals
-from bayesify.training.state import Position, Settings
+from bayesify.training.state import Position
 from bayesify.version import __version__
 
-SETTINGS_DEFAULTS = {entry.name: entry.default for entry in fields(Settings) if entry.default is not MISSING}
-"""Defaults of settings that older checkpoints do not contain."""
 FINGERPRINT_ROWS = 8
 """Number of rows in the fingerprint, including the first and the last row."""
 OPTIONAL_ENTRIES = {"batch_size", "learning_rate", "betas", "momentum", "weight_decay"}  # see `describe`
@@ -44,7 +42,7 @@ class Checkpoint:
         steps: State of the optimizer, the scheduler and a method's own update.
         draws: States of the generators that draw the weights, one for each process.
         network: State of the global generators, one per process.
-        watch: Observations for the findings; see `Watch`.
+        observed: Observations for the findings; see `Watch`.
         shuffles: State of the loader's own generators at the start of the epoch.
     """
 
@@ -57,7 +55,7 @@ class Checkpoint:
     steps: dict[str, Any]
     draws: list[Tensor]
     network: list[Tensor]
-    watch: dict[str, Any]
+    observed: dict[str, Any]
     shuffles: list[Tensor]
 
     def write(self, path: Path) -> None:
@@ -113,7 +111,7 @@ class Checkpoint:
         for key in dict.fromkeys((*self.settings, *settings)):
             if (key in settings) != (key in self.settings) and key.split(" ")[0] in OPTIONAL_ENTRIES:
                 continue
-            before, now = (given.get(key, SETTINGS_DEFAULTS.get(key)) for given in (self.settings, settings))
+            before, now = self.settings.get(key), settings.get(key)
             if before != now:
                 raise ValueError(
                     f"{path}: the checkpoint was written with {key[:100]}={repr(before)[:200]}, but this run has "
@@ -144,9 +142,9 @@ class Checkpoint:
         can have a valid checksum."""
         given = dict(self.position)
         steps, sums = given.pop("steps"), given.pop("sums")
-        if not isinstance(steps, int) or steps < 0 or len(sums) not in (4, 5):
+        if not isinstance(steps, int) or steps < 0 or len(sums) != 5:
             raise ValueError(
-                f"its position has steps={steps!r} and {len(sums)} sums, but a run writes a whole number of steps and 4 or 5 sums"
+                f"its position has steps={steps!r} and {len(sums)} sums, but a run writes a whole number of steps and 5 sums"
             )
         if given.keys() != Position.__dataclass_fields__.keys():
             raise ValueError("the position has unexpected entries")

@@ -418,7 +418,7 @@ class TrainingLoop:
                 steps=self.step.state_dict(),
                 draws=draws,
                 network=network,
-                watch=self.watch.state(),
+                observed=self.watch.state(),
                 shuffles=states,
             ).write(path)
         self.processes.barrier()
@@ -431,11 +431,9 @@ class TrainingLoop:
             with altered(self.path):
                 self.description, self.data = stored.settings, stored.data or self.data
                 self.position, self.step.taken, sums = stored.place()
-                if len(sums) == 4:  # an older version did not count each model's examples
-                    sums = [*sums, self.position.examples]
                 self.step.sums.set(sums if rank == 0 else [])
                 self.history = History(stored.history)
-                self.watch.load(stored.watch, self.step.sums.values)
+                self.watch.load(stored.observed, self.step.sums.values)
                 set_model_state(self.model.module, stored.model)
                 self.best_state = stored.best
                 self.step.load_state_dict(stored.steps)

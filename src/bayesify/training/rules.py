@@ -10,6 +10,7 @@ from statistics import fmean, median, stdev
 import torch
 from torch import Tensor
 
+from bayesify.arguments.plain import Plain
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.findings import Finding
@@ -51,7 +52,7 @@ KL_WARNING_RATIO = 10.0
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(Plain):
     """Score of a network's predictions on some examples."""
 
     nll: float  # mean negative log predictive density

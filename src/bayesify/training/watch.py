@@ -49,45 +49,40 @@ NOT_COMPARED = (
 
 
 class Trace:
-    """Sums of the objective's terms, each over a window of consecutive steps; all windows have the same number of steps. The sums
-    stay on the device and are read once at the end."""
+    """Sums of the objective's terms at the ends of windows of consecutive steps; all windows have the same number of steps. The
+    sums stay on the device and are read once at the end."""
 
     def __init__(self) -> None:
-        self.windows: list[tuple[Tensor, int]] = []  # pairs of sums as in `Sums`, and number of examples
+        self.marks: list[tuple[Tensor, int]] = []  # since the first step: sums as in `Sums`, and number of examples
         self._every, self._steps, self._examples = 1, 0, 0
-        self._before: Tensor | None = None  # sums of the epoch when the window began
-        self._rest: Tensor | None = None  # part of the window from the previous epoch
+        self._earlier: Tensor | None = None  # sums of earlier epochs
 
     def step(self, sums: Tensor, examples: int) -> None:
         """Record a step, given the sums of the epoch so far and the number of examples in the step."""
         self._steps += 1
         self._examples += examples
-        if self._steps < self._every:
+        if self._steps % self._every:
             return
-        self.windows.append((self._since(sums), self._examples))
-        self._before, self._rest, self._steps, self._examples = sums.clone(), None, 0, 0
-        if len(self.windows) == MAX_WINDOWS:
-            pairs = zip(self.windows[::2], self.windows[1::2], strict=True)
-            self.windows = [(one + other, count + more) for (one, count), (other, more) in pairs]
+        self.marks.append((self._total(sums), self._examples))
+        if len(self.marks) == MAX_WINDOWS:
+            self.marks = self.marks[1::2]
             self._every *= 2
 
     def close_epoch(self, sums: Tensor) -> None:
         """End an epoch, after which the sums start at 0 again."""
-        if self._steps:
-            self._rest = self._since(sums)
-        self._before = None
+        self._earlier = self._total(sums)
 
-    def _since(self, sums: Tensor) -> Tensor:
-        part = sums.clone() if self._before is None or self._before.shape != sums.shape else sums - self._before
-        return part if self._rest is None else part + self._rest
+    def _total(self, sums: Tensor) -> Tensor:
+        return sums.clone() if self._earlier is None else self._earlier + sums
 
     def read(self) -> tuple[list[float], list[float]]:
         """Two lists with one entry for each window in which a step was taken: the NLL per example and the KL, both averaged over
         models. Reading them waits for the device."""
-        if not self.windows:
+        if not self.marks:
             return [], []
-        sums = torch.stack([window for window, _ in self.windows]).double().cpu()  # [W, 4] or [W, 4, R]
-        examples = torch.tensor([count for _, count in self.windows], dtype=torch.float64)
+        totals = torch.stack([total for total, _ in self.marks]).double().cpu()  # [W, 4] or [W, 4, R]
+        sums = totals.diff(dim=0, prepend=torch.zeros_like(totals[:1]))
+        examples = torch.tensor([0, *(count for _, count in self.marks)]).diff()
         nll, kl, _, steps = sums.view(len(sums), 4, -1).unbind(1)  # [W, R], R = 1 for one model
         counts = examples[:, None] * steps / self._every
         found = torch.stack([nll / counts, kl / steps]).nanmean(2)
@@ -97,10 +92,9 @@ class Trace:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         return {
-            "windows": [[window.tolist(), count] for window, count in self.windows],
+            "marks": [[total.tolist(), count] for total, count in self.marks],
             "present": [self._every, self._steps, self._examples],
-            "before": None if self._before is None else self._before.tolist(),
-            "rest": None if self._rest is None else self._rest.tolist(),
+            "earlier": None if self._earlier is None else self._earlier.tolist(),
         }
 
     def load(self, state: dict[str, Any], like: Tensor) -> None:
@@ -109,10 +103,10 @@ class Trace:
         def tensor(values: Any) -> Tensor:
             return torch.tensor(values, dtype=like.dtype, device=like.device)
 
-        self.windows = [(tensor(window), int(count)) for window, count in state["windows"]]
+        self.marks = [(tensor(total), int(count)) for total, count in state["marks"]]
         self._every, self._steps, self._examples = (int(value) for value in state["present"])
-        self._before, self._rest = (None if state[key] is None else tensor(state[key]) for key in ("before", "rest"))
-        if len({window.shape for window, _ in self.windows}) > 1 or self._every < 1:
+        self._earlier = None if state["earlier"] is None else tensor(state["earlier"])
+        if len({total.shape for total, _ in self.marks}) > 1 or self._every < 1:
             raise ValueError("the stored values of the objective have different shapes, so the checkpoint is damaged")
 
 
@@ -323,27 +317,20 @@ class Watch:
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
         score = self._totals.score() if self._totals is not None and self._totals.total > 0 else self.start
-        start = None if score is None else [list(v) if isinstance(v, tuple) else v for v in astuple(score)]
-        first = [[finding.code, finding.sentence, finding.remedy] for finding in self.first]
-        spread = [list(self.spread), list(self.spread.values())]
-        return {"trace": self.trace.state(), "phase": self.phase, "start": start, "spread": spread, "first": first}
+        return {
+            "trace": self.trace.state(),
+            "phase": self.phase,
+            "start": None if score is None else score.config(),
+            "spread": self.spread,
+            "first": [list(astuple(finding)) for finding in self.first],
+        }
 
     def load(self, state: dict[str, Any], like: Tensor) -> None:
         """Inverse of `state`."""
         self.trace.load(state["trace"], like)
         self.phase = str(state["phase"])
-        if state["start"] is not None:
-            given: list[Any] = list(state["start"])
-            missing: list[Any] = [None, None, None, False, 1, [], [], []]
-            given += missing[len(given) - 3 :]  # older versions stored fewer values
-            nll, accuracy, count, rmse, guess, _, has_atoms, numbers, *rows = given
-            accuracy, rmse, guess = (None if value is None else float(value) for value in (accuracy, rmse, guess))
-            losses, errors, confidences = (tuple(map(float, part)) for part in rows)
-            own: dict[str, Any] = {"losses": losses, "errors": errors, "confidences": confidences}
-            own |= {"has_atoms": bool(has_atoms), "numbers": int(numbers)}
-            self.start = Score(float(nll), accuracy, max(1, int(count)), rmse, guess, **own)
-        names, values = state["spread"]
-        self.spread = {str(name): float(value) for name, value in zip(names, values, strict=True)}
+        self.start = None if state["start"] is None else Score.restore(state["start"])
+        self.spread = {str(name): float(value) for name, value in state["spread"].items()}
         self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
 
 
