@@ -16,9 +16,10 @@ from bayesify.cli import app
 from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
 from bayesify.serving.card import render_card
 from bayesify.serving.fitting import Scored
-from bayesify.serving.folder import ABOUT, CARD, FIGURE, MODEL, read_about
+from bayesify.serving.folder import ABOUT, CARD, FIGURE, MODEL
 from bayesify.sklearn import BayesianRegressor
 from bayesify.sklearn.scores import Scores
+from bayesify.storage import tensor_files
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import read_table
 from bayesify.tables.written_numbers import shown, significant
@@ -149,22 +150,16 @@ def test_the_fingerprint_is_of_the_rows(regression):
 def test_another_version_says_so(regression, new, tmp_path):
     copy = tmp_path / "model"
     copy.mkdir()
-    for path in regression.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    about = json.loads((copy / ABOUT).read_text())
-    ModelFolder(ModelFolder.read(regression).estimator, replace(read_about(regression), version="0.0.9")).write(copy)
+    model = ModelFolder.read(regression)
+    replace(model, about=replace(model.about, version="0.0.9")).write(copy)
     done = run("predict", copy, new, "--out", tmp_path / "out.csv")
     assert (done.exit_code, "was written by bayesify 0.0.9" in done.output) == (0, True), done.output
-    (copy / ABOUT).write_text(json.dumps({**about, "version": "9.0.0", "format": 9}))
-    done = run("predict", copy, new, "--out", tmp_path / "out.csv")
-    assert (done.exit_code, "bayesify 9.0.0 in format 9" in done.output) == (2, True), done.output
-    kinds = [{**column, "kind": "text"} for column in about["columns"]]
-    changes = ({"columns": 3}, {"target": "area"}, {"columns": kinds}, {"sha256": "0"})
-    for content in ("{", "[]", json.dumps({"format": 4}), *(json.dumps({**about, **change}) for change in changes)):
-        (copy / ABOUT).write_text(content)
+    header, tensors = tensor_files.read(copy / MODEL, "model")
+    about = header["folder"]["about"]
+    for own in ([], {}, {"about": 3}, {"about": about}, {"about": about | {"columns": 3}, "rows": {"$tensor": "none"}}):
+        tensor_files.write(copy / MODEL, "model", header | {"folder": own}, tensors)
         done = run("predict", copy, new, "--out", tmp_path / "out.csv")
-        assert (done.exit_code, "the file is damaged or was changed" in done.output) == (2, True), done.output
-    (copy / ABOUT).write_text(json.dumps(about))
+        assert (done.exit_code, "the file cannot be read" in done.output) == (2, True), done.output
     (copy / MODEL).write_bytes((copy / MODEL).read_bytes()[:-100])
     assert run("predict", copy, new, "--out", tmp_path / "out.csv").exit_code == 2
     (copy / MODEL).unlink()
@@ -268,7 +263,7 @@ def test_arguments_of_predict(regression, new, tmp_path):
     assert (done.exit_code, "is the table itself" in done.output) == (2, True)
     done = run("predict", regression, new, "--out", tmp_path / "no" / "out.csv")
     assert (done.exit_code, "cannot be written" in done.output) == (1, True)
-    for folder, said in ((tmp_path / "none", "there is no such"), (new, "is a file"), (tmp_path, f"has no {ABOUT}")):
+    for folder, said in ((tmp_path / "none", "there is no such"), (new, "is a file"), (tmp_path, f"has no {MODEL}")):
         done = run("predict", folder, new)
         assert (done.exit_code, said in done.output) == (2, True), done.output
 

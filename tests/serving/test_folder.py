@@ -1,11 +1,9 @@
 """A model folder is one model: files of two are refused, a write that fails keeps the old one, readers never see a half."""
 
 import errno
-import hashlib
 import json
 import multiprocessing
 import os
-import shutil
 
 import numpy as np
 import pandas
@@ -15,8 +13,9 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, fit_table
 from bayesify.serving.fitting import Scored
-from bayesify.serving.folder import ABOUT, CARD, FACTS_HASH, MODEL, MODEL_HASH
-from bayesify.storage import save, tensor_files
+from bayesify.serving.folder import ABOUT, CARD, MODEL
+from bayesify.storage import load, tensor_files
+from bayesify.storage.save_load import contents_of
 from bayesify.tables.errors import InputError
 
 SCORED = Scored({"rmse": 1.0}, "no rows")
@@ -48,47 +47,21 @@ def is_whole(found, models):
     return [found.about.table, predicted(found)] in ([one.about.table, predicted(one)] for one in models)
 
 
-@pytest.mark.parametrize("name", [MODEL, ABOUT])
-def test_files_of_two_models_are_refused(tmp_path, models, name):
+def test_the_model_and_its_facts_are_one_file(tmp_path, models):
     for place, model in zip("mn", models, strict=True):
         model.write(tmp_path / place)
-    shutil.copy(tmp_path / "n" / name, tmp_path / "m" / name)
-    with pytest.raises(
-        InputError, match=r"model.json and model.safetensors belong to different models; copy both files"
-    ):
-        ModelFolder.read(tmp_path / "m")
-    shutil.copytree(tmp_path / "n", tmp_path / "m", dirs_exist_ok=True)
-    assert ModelFolder.read(tmp_path / "m").remarks == ()
+    (tmp_path / "m" / MODEL).replace(tmp_path / "n" / MODEL)
+    assert is_whole(ModelFolder.read(tmp_path / "n"), models[:1])
+    assert json.loads((tmp_path / "n" / ABOUT).read_text())["table"] == models[1].about.table
+    assert predicted(models[0]) == float(load(tmp_path / "n" / MODEL).predict(table(1).astype({"a": object})[:1])[0])
 
 
-def unbind(folder, model):
-    """A folder as it was before its files named each other."""
-    save(model.estimator, folder / MODEL)
-    facts = json.loads((folder / ABOUT).read_text())
-    facts = {name: value for name, value in facts.items() if name not in (MODEL_HASH, "sha256")}
-    facts["sha256"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    (folder / ABOUT).write_text(json.dumps(facts))
-
-
-def test_a_file_without_the_other_ones_checksum_is_refused(tmp_path, models):
-    for place in ("old", "new"):
-        models[0].write(tmp_path / place)
-    unbind(tmp_path / "old", models[0])
-    with pytest.raises(InputError, match="to different models"):
-        ModelFolder.read(tmp_path / "old")
-    for name in (MODEL, ABOUT):  # a half of each
-        mixed = tmp_path / name
-        shutil.copytree(tmp_path / "new", mixed)
-        shutil.copy(tmp_path / "old" / name, mixed / name)
-        with pytest.raises(InputError, match="to different models"):
-            ModelFolder.read(mixed)
-
-
-def test_each_file_names_the_other(tmp_path, models):
-    models[0].write(tmp_path)
-    facts, (header, _) = json.loads((tmp_path / ABOUT).read_text()), tensor_files.read(tmp_path / MODEL, "model")
-    assert facts[MODEL_HASH] == header["sha256"]
-    assert len(header[FACTS_HASH]) == 64
+@pytest.mark.parametrize("header", [{}, {"folder": {"about": {"format": 9}}}])
+def test_a_folder_of_another_format_is_refused(tmp_path, models, header):
+    own, tensors = contents_of(models[0].estimator)
+    tensor_files.write(tmp_path / MODEL, "model", own | header, tensors)
+    with pytest.raises(InputError, match=r"in format (4 or older|9), but .* reads format 5; train again"):
+        ModelFolder.read(tmp_path)
 
 
 def test_force_keeps_the_old_model_until_the_new_one_is_complete(tmp_path, models, monkeypatch):

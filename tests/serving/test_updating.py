@@ -2,7 +2,6 @@
 
 import os
 import re
-from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -12,7 +11,7 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from bayesify.serving import ModelFolder, fit_table
 from bayesify.serving.command import LOCK
-from bayesify.serving.folder import ROWS, pack_rows, read_about, read_kept_rows, unpack_rows
+from bayesify.serving.folder import pack_rows, unpack_rows
 from bayesify.serving.updating import like_training
 from bayesify.storage.locks import locked
 from bayesify.tables.columns import kind_of
@@ -57,7 +56,7 @@ def test_an_updated_folder_is_the_model_of_all_rows(folder, tmp_path):
     new = new.astype({"area": float})
     new.loc[5, "area"] = np.nan
     every = pandas.concat([old, new], ignore_index=True)
-    kept = (folder / ROWS).exists()
+    kept = bool(ModelFolder.read(folder).rows)
     (new if kept else every).to_csv(tmp_path / "more.csv", index=False)
     code, output = run("fit", tmp_path / "more.csv", "--update", folder)
     assert code == 0, output
@@ -71,11 +70,11 @@ def test_an_updated_folder_is_the_model_of_all_rows(folder, tmp_path):
     assert "west" in next(column for column in updated.about.columns if column.name == "town").texts
     rows = every.drop(columns=["note", "price"])
     np.testing.assert_array_equal(updated.estimator.predict(rows), fresh.estimator.predict(rows))
-    assert (folder / ROWS).exists() == kept  # as before
+    assert bool(updated.rows) == kept  # as before
     assert "already stores" not in output
     if kept:  # and once more, from the rows that it holds now
         code, output = run("fit", tmp_path / "more.csv", "--update", folder)
-        assert (code, read_about(folder).num_rows) == (0, 180)
+        assert (code, ModelFolder.read(folder).about.num_rows) == (0, 180)
         assert "The folder already stores 60 of the 60 rows of more.csv, and these rows now count twice." in output
         pandas.concat([old[:20], table(2, rows=19)]).to_csv(tmp_path / "half.csv", index=False)
         assert (
@@ -101,14 +100,11 @@ def test_what_does_not_fit_leaves_the_folder_as_it_was(folder, tmp_path):
         code, output = run("fit", tmp_path / words[0], *words[1:], "--update", folder)
         assert (code, said in output) == (2, True), output
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    (folder / ROWS).write_bytes(b"other")
-    code, output = run("fit", tmp_path / "new.csv", "--update", folder)
-    assert (code, "the file is missing or belongs to another model" in output) == (2, True), output
 
 
 @pytest.mark.parametrize("folder", [False], indirect=True)
 def test_without_its_rows_a_folder_needs_them_in_the_table(folder, tmp_path):
-    assert not (folder / ROWS).exists()
+    assert not ModelFolder.read(folder).rows
     table(1).to_csv(tmp_path / "new.csv", index=False)
     code, output = run("fit", tmp_path / "new.csv", "--update", folder)
     assert (code, "does not store its 60 training rows" in output, "--keep-rows" in output) == (2, True, True), output
@@ -168,16 +164,6 @@ def test_classes_that_are_no_texts_may_be_written_in_another_way(labels):
     assert like_training(about, Reading()).texts == ()
 
 
-@pytest.mark.parametrize("folder", [True], indirect=True)
-def test_rows_of_a_write_that_was_killed_after_its_decision(folder):
-    """All files of the new model are still in `.next`."""
-    before = ModelFolder.read(folder)
-    rows = read_kept_rows(folder, before.about)
-    replace(before, rows=rows.iloc[:30]).write(folder.with_name("other"))
-    folder.with_name("other").rename(folder / ".next")
-    assert len(read_kept_rows(folder, ModelFolder.read(folder).about)) == 30
-
-
 @pytest.mark.skipif(os.name != "posix", reason="locks of POSIX")
 @pytest.mark.parametrize("folder", [True], indirect=True)
 def test_a_second_update_at_once_is_refused(folder, tmp_path):
@@ -186,6 +172,6 @@ def test_a_second_update_at_once_is_refused(folder, tmp_path):
     with locked(folder / LOCK):
         code, output = run("fit", tmp_path / "new.csv", "--update", folder)
     assert (code, "is in use by process" in output, "old contents are still there" in output) == (1, True, True), output
-    assert read_about(folder).num_rows == 60
+    assert ModelFolder.read(folder).about.num_rows == 60
     assert run("fit", tmp_path / "new.csv", "--update", folder)[0] == 0
     assert not (folder / LOCK).exists()

@@ -10,7 +10,7 @@ from bayesify.arguments.plain import Plain
 from bayesify.serving.judged import Group
 from bayesify.version import __version__
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of the folder's format."""
 MAX_TEXT_CHARACTERS = 80
 """Texts in the folder are cut after this many characters."""
@@ -60,7 +60,6 @@ class About(Plain):
         groups: Scores of groups of rows that the model had not seen.
         groups_on: Description of the rows from which `groups` and `confusion` were computed.
         confusion: Number of rows for each true class and each predicted class.
-        rows_sha256: Checksum of the file of training rows; empty if the folder has no such file.
         identifiers: Columns that the model does not use and whose cells are all different in the training rows.
     """
 
@@ -83,7 +82,6 @@ class About(Plain):
     groups: tuple[Group, ...] = ()
     groups_on: str = ""
     confusion: tuple[tuple[int, ...], ...] = ()
-    rows_sha256: str = ""
     identifiers: tuple[str, ...] = ()
 
     @property

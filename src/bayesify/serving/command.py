@@ -178,7 +178,7 @@ def _train(
 
 def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, given: list[str]) -> ModelFolder:
     """Retrain the model of a folder with more rows."""
-    from bayesify.serving.folder import read_about
+    from bayesify.serving.folder import ModelFolder
     from bayesify.serving.sources import read_source
     from bayesify.serving.updating import like_training, update_table
     from bayesify.tables.errors import InputError
@@ -188,7 +188,7 @@ def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, giv
             f"{given[0]}: this option cannot be combined with --update, which takes the setting from {folder}; omit the "
             "option, or omit --update to train a new model"
         )
-    source = read_source(table, like_training(read_about(folder), reading))
+    source = read_source(table, like_training(ModelFolder.read(folder).about, reading))
     say(Console(stderr=True), f"training {folder} with {len(source.frame):,} rows of {source.where} ...", style="dim")
     return update_table(
         folder,

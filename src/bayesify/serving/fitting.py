@@ -12,7 +12,7 @@ import numpy as np
 
 from bayesify.arguments.suggestions import suggest
 from bayesify.serving.about import MAX_TEXT_CHARACTERS, About, Column
-from bayesify.serving.folder import Estimator, ModelFolder, used_columns
+from bayesify.serving.folder import Estimator, ModelFolder, pack_rows, used_columns
 from bayesify.serving.judged import Judged
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.fitted import HeldOut
@@ -99,7 +99,7 @@ def fit_table(
     scored = scored or own
     about = _describe(frame, inputs, found, values, estimator, scored, name)
     about = replace(about, notes=(*notes, *found.notes), missing=tuple(missing), seed=seed)
-    rows = frame[[*used_columns(estimator), target]].iloc[found.rows] if keep_rows else None
+    rows = pack_rows(frame[[*used_columns(estimator), target]].iloc[found.rows]) if keep_rows else b""
     return _with_judged(ModelFolder(estimator, about, rows=rows), inputs, own if own.held_out is not None else scored)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bayesify.serving.about import About
 from bayesify.serving.fitting import fingerprint, fit_table, read_rows
-from bayesify.serving.folder import ModelFolder, pack_rows, read_kept_rows, unpack_rows
+from bayesify.serving.folder import ModelFolder, pack_rows, unpack_rows
 from bayesify.tables import InputError, Reading
 from bayesify.tables.columns import kind_of
 from bayesify.tables.targets import Task, label_of
@@ -68,7 +68,7 @@ def update_table(
             columns contain other kinds of cells than in training.
     """
     model = ModelFolder.read(folder)
-    about, kept = model.about, read_kept_rows(folder, model.about)
+    about, kept = model.about, unpack_rows(model.rows) if model.rows else None
     task: Task = "classification" if about.task == "classification" else "regression"
     used = [column.name for column in about.columns]
     _check_columns(about, frame, folder, name)

@@ -7,20 +7,12 @@ import glob
 import os
 import shutil
 import socket
-import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
-NEXT_FOLDER = "next"
-"""Name, after a dot, of the subfolder whose files take precedence over files of the same names in its parent."""
-MAX_ATTEMPTS = 200
-"""Number of attempts of a writer or reader while other processes write to the same folder."""
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -60,30 +52,25 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
 
 @contextmanager
-def write_together(folder: Path) -> Iterator[Path]:
-    """Yield a draft folder. At the end of the `with` block, either all or none of its files move into `folder`.
+def write_together(folder: Path, last: str) -> Iterator[Path]:
+    """Yield a draft folder. At the end of the `with` block, its files move into `folder`, the file `last` after all other files.
 
-    The draft is renamed to `.next` inside the folder. This single rename commits the write. The files of `.next` then move into
-    the folder, one by one. `read_together` reads a file from `.next` as long as it is there. It therefore finds all old files or
-    all new files, even after a crash between two moves. If an error is raised, the old files are in place; otherwise the new
-    files are in place. Several writers need no lock. Each writer first moves the files that another writer has committed into the
-    folder. In the end, the folder contains the files of the last writer. Other files in the folder are not touched.
-
-    The scheme needs atomic renames, which local file systems and NFS have. If an open file cannot be replaced, as on Windows,
-    the new file stays in `.next` until the next write.
+    All files are complete before the first of them moves. If an error is raised before that, the old files stay in place. Every
+    call has its own draft, so several processes can write to one folder. A reader of `last` finds the old file or the complete new
+    file. Other files in the folder are not touched.
 
     The folder is created if it does not exist. Raises `OSError` if a file cannot be written, for example on a full
     disk.
     """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder / NEXT_FOLDER)
-    draft = _temporary(folder / NEXT_FOLDER)
+    remove_leftovers(folder / last)
+    draft = _temporary(folder / last)
     try:
         draft.mkdir()
         yield draft
-        _flush_names(draft)
-        _decide(draft, folder)
+        for name in sorted(os.listdir(draft), key=last.__eq__):
+            os.replace(draft / name, folder / name)
     except OSError as error:
         words = str(error.strerror or error).replace(f"{draft}{os.sep}", f"{folder}{os.sep}")
         raise OSError(error.errno, words) from error
@@ -92,66 +79,8 @@ def write_together(folder: Path) -> Iterator[Path]:
         if new:
             with suppress(OSError):  # not empty, because it holds the new files or files of another process
                 folder.rmdir()
-    with suppress(OSError):  # the rename has already committed the new files
-        _move_up(folder)
+    with suppress(OSError):  # the new files are already in place
         _flush_names(folder)
-
-
-def _decide(draft: Path, folder: Path) -> None:
-    """Rename a draft to `.next`. If a `.next` exists already, first move its files into the folder."""
-    for attempt in range(MAX_ATTEMPTS):
-        try:
-            _move_up(folder)
-            os.rename(draft, folder / f".{NEXT_FOLDER}")
-            return
-        except OSError:
-            if attempt == MAX_ATTEMPTS - 1 or not (folder / f".{NEXT_FOLDER}").is_dir():
-                raise
-            time.sleep(0.001 * attempt)  # another writer was faster
-
-
-def _move_up(folder: Path) -> None:
-    """Move all files of `.next` to their places; several processes may do so at the same time."""
-    decided = folder / f".{NEXT_FOLDER}"
-    with suppress(FileNotFoundError):
-        for name in os.listdir(decided):
-            with suppress(FileNotFoundError):  # moved by another process
-                os.replace(decided / name, folder / name)
-        with suppress(OSError):  # removed or filled by another process
-            decided.rmdir()
-
-
-def read_together(folder: Path, names: Sequence[str], read: Callable[..., T]) -> T:
-    """Call `read` for files that `write_together` wrote, and return its result. All these files come from the same write.
-
-    `read` takes one path per name. It is called again if a writer changed the files in the meantime. Raises `OSError`
-    if other processes never stop writing. Errors of `read` are raised too.
-    """
-    for _ in range(MAX_ATTEMPTS):
-        before = _found(folder, names)
-        try:
-            result = read(*(path for path, _ in before))
-        except Exception:  # libraries raise various errors for a missing file, such as safetensors' RuntimeError
-            if _found(folder, names) == before:
-                raise
-        else:
-            if _found(folder, names) == before:
-                return result
-    raise OSError(errno.EBUSY, f"{folder}: other processes keep writing to it; stop them, or use a copy of the folder")
-
-
-def _found(folder: Path, names: Sequence[str]) -> list[tuple[Path, tuple[int, ...]]]:
-    """The path of each file, and numbers that change when the file is replaced."""
-    found: list[tuple[Path, tuple[int, ...]]] = []
-    for name in names:
-        for path in (folder / f".{NEXT_FOLDER}" / name, folder / name):
-            with suppress(OSError):
-                about = path.stat()
-                found.append((path, (about.st_ino, about.st_mtime_ns, about.st_size)))
-                break
-        else:
-            found.append((folder / name, ()))
-    return found
 
 
 def check_file(path: str | Path) -> Path:

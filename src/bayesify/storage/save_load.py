@@ -155,7 +155,7 @@ def _unpack(path: Any, header: Mapping[str, Any], tensors: Mapping[str, Tensor])
     """The configuration and the model's own tensors, after checking that `save` could have written the header and tensors."""
     try:
         packed = header["config"]
-        used = _references(packed)
+        used = _references(dict(header))
         state = {name: tensor for name, tensor in tensors.items() if name not in used}
         state |= {name: state[first] for name, first in dict(header["tied"]).items()}
         expected = header.get("not_finite")  # missing in files of earlier versions
