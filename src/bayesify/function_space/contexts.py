@@ -70,9 +70,7 @@ class Box(Context):
         n: Count = 10,
     ) -> None:
         if (low is None) != (high is None):
-            raise ValueError(
-                "Box: only one of low and high is given; give both, or give neither to use the range of each batch"
-            )
+            raise ValueError("Box: only one of low and high is given; give both, or neither to use each batch's range")
         self.follows_batch = low is None
         ends = (0.0, 1.0) if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
@@ -248,9 +246,7 @@ class NoisyContext(StoredContext):
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Add the noise."""
         if not inputs.is_floating_point():
-            raise ValueError(
-                f"NoisyContext: inputs have type {inputs.dtype}, to which no noise can be added; use DatasetContext"
-            )
+            raise ValueError(f"NoisyContext: noise cannot be added to {inputs.dtype} inputs; use DatasetContext")
         noise = standard_normal(inputs.numel(), inputs, generator).view(inputs.shape)
         return torch.add(inputs, noise, alpha=self.std)
 
@@ -328,9 +324,7 @@ def _single(x: Any, owner: str) -> tuple[Tensor, str | None]:
     """The single input tensor of a batch, and its name if it is a keyword input."""
     args, kwargs = as_inputs(x)
     if len(args) + len(kwargs) != 1 or not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
-        raise ValueError(
-            f"{owner}: the network takes several inputs, but this context returns one tensor; write your own Context"
-        )
+        raise ValueError(f"{owner}: the network has several inputs, but this context makes one; write your own Context")
     return (args[0], None) if args else (next(iter(kwargs.values())), next(iter(kwargs)))
 
 

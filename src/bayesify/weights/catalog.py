@@ -185,9 +185,7 @@ def catalog(network: nn.Module) -> Catalog:
         names.setdefault(id(parameter), []).append(name)
         tensors[id(parameter)] = parameter
     if not names:
-        raise ValueError(
-            f"bayesianize: {type(network).__name__} has no parameters; give a network with at least one weight"
-        )
+        raise ValueError(f"bayesianize: {type(network).__name__} has no parameters; give a network with weights")
     found = Catalog()
     positions: dict[str, int] = {}
     order = {path: index for index, (path, _) in enumerate(network.named_modules(remove_duplicate=False))}

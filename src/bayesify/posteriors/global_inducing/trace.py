@@ -168,9 +168,7 @@ def check_targets(targets: Any) -> Tensor | None:
     try:
         made = torch.as_tensor(targets).detach().clone()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(
-            f"{OWNER}: targets have type {type(targets).__name__}; give a tensor of labels or numbers"
-        ) from error
+        raise ValueError(f"{OWNER}: targets have type {type(targets).__name__}; give labels or numbers") from error
     if made.ndim == 0 or made.numel() == 0:
         raise ValueError(f"{OWNER}: targets have shape {list(made.shape)}; give one target for each inducing input")
     if not bool(torch.isfinite(made).all()):
