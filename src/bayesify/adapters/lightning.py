@@ -95,7 +95,9 @@ class BayesianModule(_Module):
         log_likelihood, kl = self.bnn.elbo_terms(
             data.x, data.y, num_data=self.num_data, num_draws=self.num_draws, example_weights=data.weights
         )
-        weight = self.kl_weight * self.kl_schedule(self._epochs_passed(batch_idx))
+        batches = self.trainer.num_training_batches
+        within = batch_idx / batches if 0 < batches < float("inf") else 0.0
+        weight = self.kl_weight * self.kl_schedule(float(self.current_epoch + within))
         loss = -objectives.elbo(log_likelihood, kl, weight) / self.num_data
         values = {
             "train_loss": loss.detach(),
@@ -104,11 +106,6 @@ class BayesianModule(_Module):
         }
         self.log_dict(values, on_step=True, on_epoch=False, batch_size=len(data))
         return loss
-
-    def _epochs_passed(self, batch_idx: int) -> float:
-        batches = self.trainer.num_training_batches
-        within = batch_idx / batches if 0 < batches < float("inf") else 0.0
-        return float(self.current_epoch + within)
 
     def validation_step(self, batch: object, batch_idx: int) -> Predictive:
         """Log the NLL of a batch, and return its prediction, for callbacks."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from bayesify.arguments.suggestions import suggest
 from bayesify.compare.leakage import describe, find_copies, time_hint
-from bayesify.compare.question import Question
+from bayesify.compare.question import MAX_QUICK_ROWS, MAX_ROWS, Question
 from bayesify.compare.splits import MIN_ROWS, Parts, make_parts, thinned
 from bayesify.serving.sources import Source, read_source
 from bayesify.tables import InputError, read_table
@@ -114,7 +114,7 @@ def read_compared_table(question: Question) -> ComparedTable:
             notes.append(f"{int((~known).sum()):,} rows without a value of {question.time} were left out.")
         rows, values = rows[known], values[known]
     standard = source.standard if len(rows) == len(frame) else ()
-    max_rows = question.row_limit
+    max_rows = question.max_rows or (MAX_QUICK_ROWS if question.quick else MAX_ROWS)
     if len(rows) > max_rows:
         chosen = thinned(len(rows), max_rows, derive_seed(question.seed, "rows"))
         notes.append(

@@ -15,7 +15,7 @@ from bayesify.arguments.checks import Count, checked
 from bayesify.compare.compared_table import ComparedTable, read_compared_table
 from bayesify.compare.contestants import RIVALS, title_of, trains_together, work_of
 from bayesify.compare.folder import drop_failed, open_folder
-from bayesify.compare.question import Question
+from bayesify.compare.question import NUM_QUICK_SPLITS, NUM_SPLITS, Question
 from bayesify.compare.runs import TIMES, run_method
 from bayesify.compare.splits import MAX_SMALL_ROWS, count_folds
 from bayesify.compare.summary import Results, Summary, summarize
@@ -151,7 +151,8 @@ def compare(
     """
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")
-    folder, table, usual = check_folder("compare", folder), read_compared_table(question), question.usual_splits
+    folder, table = check_folder("compare", folder), read_compared_table(question)
+    usual = NUM_QUICK_SPLITS if question.quick else NUM_SPLITS
     most = len(table.standard) or (count_folds(len(table)) if table.times is not None else usual)
     splits = question.splits or min(usual if len(table) < MAX_SMALL_ROWS else -(-usual // 2), most)
     if table.standard and splits > most:

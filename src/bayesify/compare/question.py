@@ -86,13 +86,3 @@ class Question:
     def name(self) -> str:
         """Name of the file or data set, reduced to characters that are safe in folder names."""
         return short_name(self.data)
-
-    @property
-    def usual_splits(self) -> int:
-        """Default number of splits of a small table."""
-        return NUM_QUICK_SPLITS if self.quick else NUM_SPLITS
-
-    @property
-    def row_limit(self) -> int:
-        """Maximum number of rows that are used."""
-        return self.max_rows or (MAX_QUICK_ROWS if self.quick else MAX_ROWS)

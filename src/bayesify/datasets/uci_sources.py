@@ -44,11 +44,8 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
     """The sha256 of several arrays, sorted by name. For each array, the hash covers the name and then the entries in C order."""
-    digest = hashlib.sha256()
-    for key in sorted(arrays):
-        digest.update(key.encode())
-        digest.update(np.ascontiguousarray(arrays[key]).tobytes())
-    return digest.hexdigest()
+    entries = (key.encode() + np.ascontiguousarray(arrays[key]).tobytes() for key in sorted(arrays))
+    return hashlib.sha256(b"".join(entries)).hexdigest()
 
 
 def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:

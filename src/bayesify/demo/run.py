@@ -22,6 +22,7 @@ from bayesify.predictive import ClassificationPredictive, Predictive, Regression
 from bayesify.predictor import Predictor
 from bayesify.priors import Neal
 from bayesify.running.generators import own_generators
+from bayesify.running.modes import torch_threads
 from bayesify.training.fitting import fit
 from bayesify.training.task import TrainingTask
 from bayesify.weights.catalog import count_parameters
@@ -131,11 +132,9 @@ def run(
     interrupted.
     """
     epochs = max(1, round(problem.effort * EPOCH_FACTORS.get(method.name, {}).get(problem.name, 1.0) * epochs))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these networks are too small for a second thread
     start = time.process_time()
     try:
-        with own_generators(seed=seed):
+        with own_generators(seed=seed), torch_threads(1):  # these networks are too small for a second thread
             if method.fit is not None:
                 model, note = _train_by_method(method, problem, seed, epochs), ""
             else:
@@ -146,8 +145,6 @@ def run(
         return Outcome(method, problem.name, scores, seconds, counted, figure, note)
     except Exception as error:
         return Outcome(method, problem.name, seconds=time.process_time() - start, note=reason_of(error, 200))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def run_all(

@@ -19,10 +19,10 @@ def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | No
     Otherwise two simultaneous training runs would consume each other's random numbers. Predictions with their own generator do
     not need to reserve the global generators.
 
-    The global generators of `devices` are restored in addition to the CPU's generator. Without a seed, the generators continue
-    from their current state.
+    The global generators of the GPUs in `devices` are restored in addition to the CPU's generator. Without a seed, the generators
+    continue from their current state.
     """
-    devices = list(devices)
+    devices = [device for device in devices if isinstance(device, int) or device.type == "cuda"]
     with _IN_USE, torch.random.fork_rng(devices=devices):
         before = owned_generators()
         places = [device if isinstance(device, int) else device.index or 0 for device in devices]

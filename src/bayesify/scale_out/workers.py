@@ -9,10 +9,11 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,10 @@ def work(function: Function, folder: str, threads: int, name: str, job: Any, pla
     """
     here, seed = Path(folder), zlib.crc32(name.encode())
     generators = own_generators(range(torch.cuda.device_count()), seed=seed)
+    limits = import_module("threadpoolctl").threadpool_limits if find_spec("threadpoolctl") else nullcontext
+    libraries = limits(threads)  # of NumPy's and SciPy's matrix products
     try:
-        with torch_threads(threads), _bounded_libraries(threads), generators, seeded_globals(seed):
+        with torch_threads(threads), libraries, generators, seeded_globals(seed):
             result = function(job)
         if not isinstance(result, dict):
             raise TypeError(
@@ -77,15 +80,3 @@ def begin_worker(parent: int) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def _bounded_libraries(threads: int) -> Iterator[None]:
-    """Limit NumPy's and SciPy's matrix products to `threads` threads, if threadpoolctl is installed."""
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:
-        yield
-        return
-    with threadpool_limits(threads):
-        yield

@@ -72,25 +72,6 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {unpack(key, tensors): unpack(entry, tensors) for key, entry in entries}
 
 
-def to_bytes(value: Any) -> bytes:
-    """Nested data as bytes, to send to another process."""
-    packed, tensors = pack(value)
-    return b"".join(map(bytes, _serialize(_on_cpu(tensors), {"header": json.dumps(packed)})))
-
-
-def from_bytes(data: bytes) -> Any:
-    """Inverse of `to_bytes`."""
-    from safetensors.torch import load
-
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-    return unpack(json.loads(metadata["header"]), load(data))
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
 TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -145,7 +126,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     the SHA-256. Raises `ValueError` for an impossible path, `TypeError` for a type of tensor that safetensors files cannot
     hold, and `OSError` if the file cannot be written.
     """
-    plain = _on_cpu(tensors)
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     body = json.dumps({"kind": kind, **header})
     version = str(FORMAT_VERSION)
     metadata = {

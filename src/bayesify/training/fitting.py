@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, NonNegative, Positive, Seed, Share, checked
 from bayesify.network import BayesianNetwork, adopt
 from bayesify.predictor import Trainable
-from bayesify.storage import tensor_files
 from bayesify.training.arguments import (
     Checkpointing,
     Devices,
@@ -206,10 +206,12 @@ def fit(
 def _train_together(module: nn.Module, train: Callable[[Processes], History], fabric: Any, launch: str) -> History:
     def work(fabric: Any) -> tuple[History, bytes | None]:
         history = train(Processes(fabric))
-        own = launch == "script"  # with "script", each process already holds the trained network
+        if launch == "script":  # each process already holds the trained network
+            return history, None
         kept = module.kept_statistics if isinstance(module, BayesianNetwork) else None
-        state = {"model": model_state(module), "kept": None if kept is None else kept.state()}
-        return history, None if own else tensor_files.to_bytes(state)
+        state = io.BytesIO()
+        torch.save({"model": model_state(module), "kept": None if kept is None else kept.state()}, state)
+        return history, state.getvalue()
 
     try:
         history, state = fabric.launch(work)
@@ -222,7 +224,7 @@ def _train_together(module: nn.Module, train: Callable[[Processes], History], fa
             "launch='script'"
         ) from None
     if state is not None:
-        trained = tensor_files.from_bytes(state)
+        trained = torch.load(io.BytesIO(state), map_location="cpu")
         set_model_state(module, trained["model"])
         if isinstance(module, BayesianNetwork) and trained["kept"] is not None:
             module.kept_statistics = KeptStatistics.restore(trained["kept"], module.network)

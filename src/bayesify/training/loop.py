@@ -97,8 +97,7 @@ class TrainingLoop:
             if resumed is not None and self.path is not None:
                 epochs = self.settings.total_epochs
                 resumed.check_fits(self.path, self.description, self.data, self.model.module, epochs)
-            devices = [self.device] if self.device.type == "cuda" else []
-            stack.enter_context(own_generators(devices))
+            stack.enter_context(own_generators([self.device]))
             if not self.model.keeps_mode:
                 stack.enter_context(modes_kept(self.model.module.modules()))
                 self.model.module.train()
@@ -349,8 +348,8 @@ class TrainingLoop:
         """Recompute the batch statistics from all training data. Random states are restored."""
         seed, settings = derive_seed(self.plan.seed, "batch statistics"), self.settings
         generator = torch.Generator(self.device).manual_seed(seed)
-        devices = [self.device] if self.device.type == "cuda" else []
-        with loader_generators_kept(self.loader), own_generators(devices), seeded_globals(seed), self.step.autocast():
+        kept = loader_generators_kept(self.loader)
+        with kept, own_generators([self.device]), seeded_globals(seed), self.step.autocast():
             items = iterate_seeded(self.source, seed)
             batches = (parse_batch(item, self.plan.reader).to(self.device) for item in items)
             refresh_statistics(self.model, batches, num_data=settings.num_data, generator=generator)

@@ -295,7 +295,7 @@ def _built(bnn: BayesianNetwork, start: Start) -> list[Posterior]:
     put_in(plain, list(bnn.weights.values()), bnn.given_weights)
     modules = {name: owner_of(plain, name)[0] for name in bnn.weights}
     parts = copy.deepcopy(list(bnn.posteriors))
-    with own_generators([device for device in start.noise if device.type == "cuda"]):
+    with own_generators(start.noise):
         set_generator_states(start.noise)
         for part in parts:
             part.narrowing = start.narrowing

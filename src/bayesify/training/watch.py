@@ -220,9 +220,8 @@ class Watch:
     @contextmanager
     def _aside(self) -> Iterator[None]:
         """Context without gradients and with separate random numbers. Errors inside this context are ignored."""
-        devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.no_grad(), own_generators(devices):
+            with torch.no_grad(), own_generators([self.device]):
                 yield
         except Exception:
             return
