@@ -209,21 +209,11 @@ def reproduce(
         refuse(f"bayesify reproduce needs {needed}", 1)
     from bayesify_papers.command import run_command
 
-    raise typer.Exit(
-        run_command(
-            names or [],
-            show=show,
-            status=status,
-            everything=everything,
-            smoke=smoke,
-            out=out,
-            engine=engine,
-            workers=workers,
-            only=part or [],
-            data=data,
-            arguments=arguments,
-        )
-    )
+    code = run_command(
+        names or [], show=show, status=status, everything=everything, smoke=smoke, out=out, engine=engine, workers=workers,
+        only=part or [], data=data, arguments=arguments,
+    )  # fmt: skip
+    raise typer.Exit(code)
 
 
 def _choose(only: str, everything: bool) -> list[Method]:

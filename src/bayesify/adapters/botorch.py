@@ -272,16 +272,11 @@ class BoTorchModel(_Model):
         rows, z = self._rows(x), y if self._targets is None else self._targets.forward(y)
         loader = DataLoader(TensorDataset(rows.to(like), z.to(like)), batch_size=len(rows))
         fit(made, loader, epochs=epochs, learning_rate=learning_rate, seed=seed, **{"progress": False, **options})
+        generator = torch.Generator().manual_seed(seed)
         return BoTorchModel(
-            made,
-            num_draws,
-            inputs=self._inputs,
-            targets=self._targets,
-            data=(x, y),
-            likelihood=likelihood,
-            output=self._output,
-            generator=torch.Generator().manual_seed(seed),
-        )
+            made, num_draws, inputs=self._inputs, targets=self._targets, data=(x, y), likelihood=likelihood,
+            output=self._output, generator=generator,
+        )  # fmt: skip
 
 
 def _precise(draws: Draws) -> Draws:

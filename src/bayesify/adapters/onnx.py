@@ -262,15 +262,9 @@ def _exported(
         talk.setLevel(logging.ERROR)  # hide the exporter's note that torchvision is missing
         try:
             program: Any = torch.onnx.export(
-                graph,
-                inputs,
-                input_names=list(names),
-                output_names=list(outputs),
-                dynamic_shapes=axes,
-                dynamo=True,
-                verbose=False,
-                optimize=optimize,
-            )
+                graph, inputs, input_names=list(names), output_names=list(outputs), dynamic_shapes=axes, dynamo=True,
+                verbose=False, optimize=optimize,
+            )  # fmt: skip
         finally:
             talk.setLevel(level)
     # Remove metadata: the exporter stores the source path of each operation.

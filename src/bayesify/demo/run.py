@@ -176,16 +176,8 @@ def _options(method: Method, problem: ToyProblem) -> dict[str, Any]:
 
 def _train_by_method(method: Method, problem: ToyProblem, seed: int, epochs: int) -> Any:
     assert method.fit is not None
-    made = TrainingTask(
-        problem.network(seed),
-        problem.likelihood,
-        problem.loader,
-        prior=Neal(PRIOR_SCALE),
-        num_data=len(problem.data.x),
-        epochs=epochs,
-        seed=seed,
-    )
-    return method.fit(made, **_options(method, problem))
+    given = problem.network(seed), problem.likelihood, problem.loader, Neal(PRIOR_SCALE), len(problem.data.x)
+    return method.fit(TrainingTask(*given, epochs, seed), **_options(method, problem))
 
 
 def _train_posterior(
@@ -193,12 +185,8 @@ def _train_posterior(
 ) -> tuple[nn.Module, str]:
     if method.posterior is None:
         raise ValueError(f"{method.name}: neither a posterior nor a training function is registered")
-    bnn = bayesianize(
-        problem.network(seed),
-        method.posterior(**_options(method, problem)),
-        likelihood=problem.likelihood,
-        prior=Neal(PRIOR_SCALE),
-    )
+    posterior = method.posterior(**_options(method, problem))
+    bnn = bayesianize(problem.network(seed), posterior, likelihood=problem.likelihood, prior=Neal(PRIOR_SCALE))
     map_epochs = max(1, epochs * MAP_EPOCHS // EPOCHS)
     total, start, stopped = epochs + map_epochs, time.process_time(), 0
 
@@ -211,17 +199,11 @@ def _train_posterior(
             stopped = done
         return stopped > 0
 
+    num_draws = max(TRAINING_DRAWS if bnn.num_distinct_draws != 1 else 1, bnn.posterior.training_draws)
     fit(
-        bnn,
-        problem.loader,
-        epochs=epochs,
-        map_epochs=map_epochs,
-        learning_rate=LEARNING_RATE,
-        num_draws=max(TRAINING_DRAWS if bnn.num_distinct_draws != 1 else 1, bnn.posterior.training_draws),
-        callbacks=[watch],
-        seed=seed,
-        progress=False,
-    )
+        bnn, problem.loader, epochs=epochs, map_epochs=map_epochs, learning_rate=LEARNING_RATE, num_draws=num_draws,
+        callbacks=[watch], seed=seed, progress=False,
+    )  # fmt: skip
     return bnn, f"stopped at the limit of {budget:g} s after {stopped} of {total} steps" if stopped else ""
 
 

@@ -191,14 +191,8 @@ def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, giv
     source = read_source(table, like_training(ModelFolder.read(folder).about, reading))
     say(Console(stderr=True), f"training {folder} with {len(source.frame):,} rows of {source.where} ...", style="dim")
     return update_table(
-        folder,
-        source.frame,
-        name=source.where,
-        notes=source.notes,
-        missing=reading.missing,
-        keep_rows=keep_rows,
-        verbose=True,
-    )
+        folder, source.frame, name=source.where, notes=source.notes, missing=reading.missing, keep_rows=keep_rows, verbose=True,
+    )  # fmt: skip
 
 
 def _print_fitted(about: About, folder: Path) -> None:
