@@ -65,7 +65,8 @@ FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main() -> None:
-    """Run the command line. It ends quietly if a pipe is closed (by `head`), and with a message if the disk is full."""
+    """Run the command line. The command ends quietly if the reader of its output (such as `head`) closes the pipe, and with a
+    message if the disk is full."""
     try:
         try:
             app()

@@ -108,7 +108,7 @@ class Draws:
             args: Positional inputs of the network.
             kwargs: Keyword inputs of the network.
             output: Key or position of the output to select; see `bayesianize`.
-            keep: Whether to keep all outputs in memory. By default the budget decides.
+            keep: Whether to keep all outputs in memory. By default, they are kept if they fit in the budget `memory`.
             memory: Budget for activations and for kept outputs, in bytes or as text such as `"1GiB"`.
             split_batch: Whether the batch may be split to stay within the budget; see `BayesianNetwork.predict`.
 

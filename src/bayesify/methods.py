@@ -28,7 +28,7 @@ from bayesify.predictor import Predictor, Trainable
 
 @dataclass(frozen=True)
 class Method:
-    """One method as a user chooses it.
+    """A method that a user can choose by name, with its properties.
 
     Args:
         name: The name in code, configuration files and on the command line.
@@ -42,7 +42,7 @@ class Method:
         slow: Whether a step is slow. A slow method takes fewer steps by default.
         extra: The module of an optional dependency, if the method needs one.
         is_point: Whether most or all weights are point estimates. In this case, training itself is a search for the maximum a
-            posteriori. A separate search before training would make the members of an ensemble alike.
+            posteriori. No other search for the maximum precedes training, because it would make the members of an ensemble alike.
         is_chain: Whether the method is a Markov chain. Its steps are draws, and it is too slow to run several times.
         starts_at_point: Whether `fit` first calls `training.task.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
@@ -83,8 +83,8 @@ class Method:
 
     @property
     def learns_noise(self) -> bool:
-        """Whether the method can learn the noise. With a point estimate, the learned noise would shrink to the training
-        residuals."""
+        """Whether the method can learn the noise. A point estimate cannot, because the learned noise variance would shrink to
+        that of the training residuals."""
         return self.fit is None and not self.is_point
 
     @property

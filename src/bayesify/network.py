@@ -55,9 +55,9 @@ class Road:
     """The code path that makes and runs the draws of one network. The network chooses this path once and keeps it.
 
     On a CPU each posterior draws directly. On a GPU, a posterior whose draws can be captured draws through CUDA graphs.
-    The runner decides everything about the network's own modules: whether they are copied, whether draws use `vmap` or
-    a loop, and how many rows fit into a memory budget. The network makes a new `Road` if its module or a posterior is replaced,
-    or if the type of the device changes. A copied or unpickled network has no `Road` at first.
+    The attribute `runner` decides everything about the network's own modules: whether they are copied, whether draws use `vmap`
+    or a loop, and how many rows fit into a memory budget. The network makes a new `Road` if its module or a posterior is
+    replaced, or if the type of the device changes. A copied or unpickled network has no `Road` at first.
 
     `ways` contains one drawing function per posterior. The functions of posteriors that run the network come last. `has_buffers`
     says whether draws may have their own buffers. `num_draws` is the default number of draws in a prediction.
@@ -88,7 +88,7 @@ class Road:
 
 @dataclass(frozen=True)
 class Start:
-    """Settings with which the posteriors started; see `training.noise.restart`."""
+    """Settings that determined the posteriors' initial values; see `training.noise.restart`."""
 
     noise: Mapping[torch.device, Tensor] = field(default_factory=dict)
     """States of torch's generators, by device, before the posteriors drew their random start. Empty if they never restart."""
@@ -117,9 +117,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         posteriors: The bound posteriors, one per selector.
         likelihood: A copy of the given likelihood, on the network's device.
         prior: The bound prior.
-        given_weights: The weights of `net`, kept until `fit` has compared the posterior with them. Empty if every posterior
-            starts at these weights and `fit` restarts no posterior.
-        start: The settings with which the posteriors started.
+        given_weights: The weights of `net`, kept until `fit` has compared the posterior with them. The dict is empty if every
+            posterior starts at the weights of `net` and `fit` restarts no posterior.
+        start: The settings that determined the posteriors' initial values.
         frozen_statistics: Names of the layers whose running statistics stay fixed in training mode.
         kept_statistics: Draws that have their own running statistics and that `predict` uses, or `None`; see `keep_draws`.
     """
@@ -452,17 +452,18 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
         The batch may have any size: it is split so that activations stay within a memory budget. The outputs of all draws are
-        kept if they fit into the budget. Otherwise they are reduced chunk by chunk, and quantiles and `log_prob` run the
-        network again.
+        kept if they fit into the budget. Otherwise each chunk of outputs is reduced to summaries, and quantiles and `log_prob`
+        run the network again.
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             num_draws: Number S of draws. The default is all draws kept by `keep_draws`. If no draws are kept, it is one
                 draw per member for an ensemble, and 32 for other posteriors.
             generator: Source of randomness. Kept draws are fixed and do not use it.
-            memory: The budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
+            memory: The memory budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
             antithetic: See `draw`.
-            keep_outputs: Whether to keep all outputs regardless of their size. By default the budget decides.
+            keep_outputs: Whether to keep all outputs regardless of their size. By default, all outputs are kept only if they fit
+                into the budget `memory`.
             split_batch: Whether the batch may be split. Set it to false if the output of a row depends on other rows,
                 or if an input, such as a graph, belongs to the whole batch.
             draws: Draws of this network to use instead of fresh draws. To serve many requests, call `draw(16).detach()` once and
@@ -536,7 +537,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
     # -- description -----------------------------------------------------------------------------------------------
 
     def config(self) -> dict[str, Any]:
-        """All choices as plain data, from which `bayesianize(net, config)` makes the same kind of network again."""
+        """The options of the network as plain data, from which `bayesianize(net, config)` makes the same kind of network
+        again."""
         parts = [part.config() for part in self.posteriors]
         posterior: Any = parts[0] if self._selectors == [None] else dict(zip(self._selectors, parts, strict=True))
         return {
@@ -569,7 +571,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return fingerprint(self.mean_network())
 
     def summary(self) -> Summary:
-        """Each weight with its posterior, or the reason why it has none, and the parameter counts before and after."""
+        """Each weight with its posterior, or the reason why it has none, and the numbers of parameters of the original and of the
+        Bayesian network."""
         points = {name for name, value in self.network.named_parameters() if value.requires_grad}
         total = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
         return summarize(self._catalog.weights, self._left, self.posteriors, points, total)

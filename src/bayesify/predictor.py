@@ -25,11 +25,12 @@ DEFAULT_NUM_DRAWS = 32
 
 
 class Serializable(ABC):
-    """An object that `save` writes and `load` restores. It consists of choices (plain data) and named tensors."""
+    """An object that `save` writes and `load` restores. The object is stored as its options (plain data) and its named
+    tensors."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """All choices as plain data and tensors, for `save`."""
+        """The options of the object, as plain data and tensors, for `save`."""
 
     @abstractmethod
     def state(self) -> Mapping[str, Tensor]:
@@ -95,7 +96,7 @@ class Predictor(Serializable):
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
             num_draws: Number of draws S. The default depends on the method. A predictor without draws ignores it.
             generator: Source of randomness. A predictor without draws ignores it.
-            memory: Budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
+            memory: Memory budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
 
         Predictors that run draws through the user's network also take `split_batch`. With `split_batch=False` the batch is
         never split. Use this if the output of a row depends on other rows, or if an input, such as a graph, belongs to
@@ -224,7 +225,8 @@ class Trainable(ABC):
 
     @property
     def noise_per_example(self) -> bool:
-        """Whether each example has its own noise. Parts of a batch must then use different noise."""
+        """Whether each example has its own noise. If so, parts of a batch that are computed separately must use different
+        noise."""
         return False
 
     def check_ready(self) -> None:  # noqa: B027 (most are ready)
@@ -257,7 +259,8 @@ class Trainable(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """All choices as plain data and tensors. A resumed run must have the same choices as the interrupted run."""
+        """The options of the model, as plain data and tensors. A resumed run must have the same options as the interrupted
+        run."""
 
 
 def norms_by_model(grads: Sequence[Tensor], num_models: int) -> Tensor:

@@ -1,3 +1,3 @@
-"""The version of bayesify. No other file contains it."""
+"""The version of bayesify. No other file contains the version."""
 
 __version__ = "0.2.0"

@@ -29,7 +29,7 @@ class PoolRun:
     Args:
         model: Model trained on all labels.
         indices: Indices of the labeled examples, in the order in which their labels were requested.
-        labels: Labels of these examples.
+        labels: Labels of the examples in `indices`, in the same order.
         rounds: One dict per training run, with the number of labels as `"labels"` and the scores that `evaluate` returned.
     """
 
@@ -81,7 +81,7 @@ def label_pool(
             unlabeled inputs, the number of examples to choose and a generator. It returns indices into the unlabeled inputs.
         start: Indices of the examples that are labeled first.
         size: Number of labels per round; the last round has fewer if the pool runs out.
-        rounds: Number of rounds after the start.
+        rounds: Number of rounds after the examples in `start` have been labeled.
         evaluate: Function that takes a model and returns scores, which are stored with each round.
         path: File in which the run is stored.
         seed: Seed of the training runs and choices.

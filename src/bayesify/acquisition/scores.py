@@ -28,8 +28,8 @@ def bald(predictive: ClassificationPredictive) -> Tensor:
 
 @checked
 def epistemic(predictive: RegressionPredictive) -> Tensor:
-    """Variance of the predicted mean over the draws, summed over outputs: [B]. Noise is excluded, because no label can reduce
-    it."""
+    """Variance, over the draws, of each output's predicted mean, summed over outputs: [B]. Noise is excluded, because no label
+    can reduce it."""
     return _per_example(predictive.epistemic)
 
 
@@ -89,9 +89,9 @@ def batch_bald(
     The chain rule gives the information that example n adds to the chosen examples, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] -
     \tfrac1S \sum_s H[p_s(y_n)]$. Given hypothetical labels of the chosen examples, draw s has the weight $p(s | y_{1:q})$, and
     $p(y_n | y_{1:q})$ is the mixture with these weights. All $C^q$ configurations of labels are enumerated if there are at most
-    `num_configurations`. Otherwise `num_configurations` of them are sampled, equally many from each draw. Suppose that each draw
-    is certain of a chosen example's label. A copy of this example then adds no information, although `bald` gives the copy the
-    same score as the original.
+    `num_configurations`. Otherwise `num_configurations` of them are sampled, equally many from each draw. If each draw is certain
+    of a chosen example's label, a copy of this example adds no information. `bald`, in contrast, gives the copy the same score as
+    the original.
 
     Args:
         draws: S functions that return logits of C classes.
@@ -104,8 +104,8 @@ def batch_bald(
         memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        The indices of the chosen examples in the order of their choice, and, for each choice, the mutual information in nats
-        between the weights and the labels of the examples chosen up to then. Each is a tensor [q].
+        Two results: the indices of the examples in the order of their choice; and, after each choice, the mutual information in
+        nats between the weights and all labels chosen so far. Each is a tensor [q].
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.
@@ -181,7 +181,7 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Mean over M label configurations of the entropy of each example's label: [N]. Given configuration m, draw s has the weight
+    """Entropy of each example's label, averaged over M label configurations: [N]. Given configuration m, draw s has the weight
     `weights[m, s]`; in the mean, configuration m has the weight `shares[m]`."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))

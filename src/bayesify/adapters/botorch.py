@@ -71,9 +71,10 @@ class BoTorchModel(_Model):
     r"""Functions drawn from a posterior as a `botorch.models.model.Model`, with the same S functions for every input.
 
     The value of function s at x is the mean of y given the outputs of draw s, in the targets' units: $f_s(x) =
-    g^{-1}(\mathbb{E}[z | \text{draw } s, x])$. The values of a function at several points come from the same draw. They
-    are differentiable with respect to x and computed in float64, regardless of the network's dtype. For a `Laplace`,
-    the functions are linearized networks, $f(x; w^*) + J(x) (w_s - w^*)$, as in its predictions.
+    g^{-1}(\mathbb{E}[z | \text{draw } s, x])$, where g is the transform `targets` and z = g(y). The values of a function at
+    several points come from the same draw. They are differentiable with respect to x and computed in float64, regardless of the
+    network's dtype. For a `Laplace`, the functions are linearized networks, $f(x; w^*) + J(x) (w_s - w^*)$, as in its
+    predictions.
 
     Args:
         model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.
@@ -236,7 +237,7 @@ class BoTorchModel(_Model):
     def condition_on_observations(
         self, X: Tensor, Y: Tensor, *, epochs: int = 100, learning_rate: float = 1e-3, seed: int = 0, **options: Any
     ) -> BoTorchModel:
-        """A model that was trained for a few more steps, on its old data together with the new data.
+        """A copy of this model, trained for a few more steps on the old and the new data.
 
         Args:
             X: New points, [N', D].

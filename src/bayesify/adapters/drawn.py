@@ -45,5 +45,5 @@ def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likeli
 
 
 def output_of(model: object, given: str | int | None) -> str | int | None:
-    """The given choice among several outputs, or otherwise the model's choice."""
+    """The name or index of the output to use: the given one, or otherwise that of the model."""
     return model.output if given is None and isinstance(model, Predictor) else given

@@ -126,8 +126,8 @@ def export_onnx(
     """Write S draws, or the posterior that makes them, and the average of their predictions as one ONNX graph.
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`, `entropy`
-    and `mutual_information` of a classification. It accepts any number of examples. The file contains the weights that have a
-    posterior S times and the other weights once. Layers before the first layer with drawn weights run only once, not
+    and `mutual_information` of a classification. It accepts any number of examples. The file contains S copies of the weights
+    that have a posterior, and one copy of the other weights. Layers before the first layer with drawn weights run only once, not
     once per draw. For a `Laplace`, the graph runs the network with drawn weights, not the linearized network.
 
     Before the file is moved to `path`, it is compared with torch on three batches: `x`, one example, and `x` plus one example.
@@ -145,7 +145,8 @@ def export_onnx(
         likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
-        tolerance: Largest accepted difference from torch's outputs, each divided by 1 + the absolute value of torch's output.
+        tolerance: Largest accepted difference between the file's and torch's outputs, divided by 1 + the absolute value of
+            torch's output.
         sample: Whether the file makes its own draws. If true or `"seed"`, the draws come from an input `seed`, a 64-bit integer.
             If `"noise"`, they come from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork`
             on the CPU with mean-field, k-tied, matrix normal, inducing, Walsh-Hadamard, full covariance or dropout posteriors.
@@ -155,8 +156,8 @@ def export_onnx(
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
         TypeError: If the model has no draws.
-        ValueError: If there is no likelihood, or `x` is a single example or has type bfloat16. Also if the graph's
-            outputs differ from torch's; in this case no file is written.
+        ValueError: If there is no likelihood, or `x` is a single example or has type bfloat16. Also if the graph's outputs differ
+            from torch's by more than `tolerance`; in this case no file is written.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         package(module)

@@ -74,7 +74,7 @@ class SamplingGraph(nn.Module):
     """A module that makes one draw from a vector of standard normal numbers and runs the network with this draw.
 
     Quantities that depend only on the parameters (factors, standard deviations) are computed once and stored. Operations that
-    depend on noise stay in the graph. The file therefore contains as many numbers as the posterior. `keys` are the names
+    depend on noise stay in the graph. An exported file therefore contains as many numbers as the posterior. `keys` are the names
     of keyword inputs in their order. The network must be on the CPU.
     """
 
@@ -103,7 +103,7 @@ class SamplingGraph(nn.Module):
 
 
 def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
-    """Return the graph of one draw, which maps noise [K] to weights, together with the weights' names and K."""
+    """Return three things: a graph that maps noise [K] to one draw of the weights; the weights' names; and K."""
     for part in bnn.posteriors:
         if part.runs_network:
             raise ValueError(
@@ -130,7 +130,7 @@ def _trace(bnn: BayesianNetwork) -> tuple[fx.GraphModule, list[str], int]:
 
 
 def _apart(traced: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, in which each piece of the noise is copied before it is used.
+    """Change the graph of a draw so that each piece of the noise is copied before it is used.
 
     A draw changes its pieces of the noise in place. Without the copies, the exported graph, which has no in-place
     operations, would rewrite the whole noise vector for each piece.
@@ -154,7 +154,7 @@ def _apart(traced: fx.GraphModule) -> fx.GraphModule:
 
 
 def _fold(traced: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, in which everything that does not depend on the inputs is computed once and stored.
+    """Change the graph so that everything that does not depend on its inputs is computed once and stored.
 
     Views of stored tensors are not computed in advance, because a matrix and its transpose would then be stored twice.
     """

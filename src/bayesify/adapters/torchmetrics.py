@@ -20,11 +20,11 @@ Metric: Any = _torchmetrics.Metric
 
 
 class PredictiveScore(Metric):
-    """Base of scores that are a mean over predictions.
+    """Base class of scores that are means over predictions.
 
-    `update(prediction, y)` takes the result of `predict`; for a classification it also takes class probabilities [B,
-    ..., C]. Sums are accumulated in float64, so that after rounding to float32 the result does not depend on the order
-    of batches. Sums are added over processes.
+    `update(prediction, y)` takes the result of `predict` or, for a classification, class probabilities [B, ..., C]. Sums are
+    accumulated in float64, so that after rounding to float32 the result does not depend on the order of batches. Sums are added
+    over processes.
 
     A subclass implements `terms`.
     """
@@ -158,7 +158,7 @@ class CalibrationError(PredictiveScore):
 
 
 class RMSE(PredictiveScore):
-    """Root of the mean squared error of the predictive mean, over examples and outputs."""
+    """Root mean squared error of the predictive mean; squared errors are averaged over examples and outputs."""
 
     def terms(self, prediction: Predictive, y: Tensor) -> Tensor:
         """Squared errors, [B, O]."""
@@ -166,7 +166,7 @@ class RMSE(PredictiveScore):
         return (found.mean - values).square()
 
     def compute(self) -> Tensor:
-        """The root of the mean over all batches so far, a scalar."""
+        """The root mean squared error over all batches so far, a scalar."""
         return super().compute().sqrt()
 
 
@@ -180,7 +180,8 @@ class CRPS(PredictiveScore):
 
 
 class Coverage(PredictiveScore):
-    """Share of targets in the central interval of a level; for a calibrated prediction this share equals the level.
+    """Share of targets that are inside the central interval of probability `level`; for a calibrated prediction this share equals
+    `level`.
 
     Args:
         level: Probability of the central interval.
@@ -204,7 +205,7 @@ class Coverage(PredictiveScore):
 
 
 class IntervalWidth(Coverage):
-    """Mean width of the central interval of a level, in y's unit; the arguments are the same as for `Coverage`."""
+    """Mean width of the central interval of probability `level`, in y's unit; the arguments are the same as for `Coverage`."""
 
     higher_is_better = False
 

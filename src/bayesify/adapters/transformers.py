@@ -41,7 +41,7 @@ def bayesianize_head(
         posterior: Posterior of the head: an instance, a name, or a dict with its name and options.
         likelihood: p(y | logits).
         prior: p(weights); `Neal(8.0)` by default.
-        head: Dotted name of the last layer; by default the usual names are tried.
+        head: Dotted name of the last layer; by default the names in `HEAD_NAMES`, such as `classifier`, are tried.
 
     Raises:
         ValueError: If no module has this name.

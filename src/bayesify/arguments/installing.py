@@ -8,7 +8,7 @@ from importlib import metadata
 
 
 def how_to_install(extra: str) -> str:
-    """A pip command for the packages of an extra that are not installed, as the remedy of an error message.
+    """A pip command that installs the missing packages of an extra, for an error message.
 
     The command names the packages and their versions instead of `bayesify[extra]`. It therefore also works if bayesify was
     installed from a wheel, a checkout or a copy of the source. If all packages are installed and the import still failed, the

@@ -34,8 +34,8 @@ class Diagnostics:
         median_effective_draws: Median of the effective sample sizes over functions.
         log_density_r_hat: Split R-hat of $\log p(w, y)$.
         log_density_effective_draws: Effective sample size of $\log p(w, y)$.
-        energy_error: Mean over the chains of each chain's root mean square energy error, in nats; the sampler's documentation
-            defines this error.
+        energy_error: Root mean square energy error of a chain, averaged over chains, in nats; the sampler's documentation defines
+            the energy error.
         acceptance: Share of proposals that were accepted; 1 for a sampler without proposals.
     """
 

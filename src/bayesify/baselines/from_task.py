@@ -101,8 +101,9 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
     """Train an ensemble to the maximum a posteriori, then run chains of `microcanonical` from its members.
 
-    Each chain has one trajectory per epoch, after half as many warm-up trajectories. Chains of fewer than `MIN_FULL_CHAIN_STEPS`
-    trajectories are only meant for a first impression, so their trajectories have at most `SHORT_TRAJECTORY_STEPS` steps.
+    Each chain runs half as many warm-up trajectories as there are epochs, and then one trajectory per epoch. Chains of fewer than
+    `MIN_FULL_CHAIN_STEPS` trajectories are only meant for a first impression, so their trajectories have at most
+    `SHORT_TRAJECTORY_STEPS` steps.
     """
     epochs, rows = task.epochs, _all_rows(task)
     with own_generators(seed=task.seed):

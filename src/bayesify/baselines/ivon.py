@@ -68,7 +68,7 @@ class IVON(NaturalGradient):
             They are a tenth of the weights' absolute values, which suits a trained network.
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; by default there is no bound.
         num_draws: Number of draws of the weights per step.
-        kl_weight: Factor on the KL. The steps replace N by N divided by this factor.
+        kl_weight: Factor on the KL. In the steps, N is divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:

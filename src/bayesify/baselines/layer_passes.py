@@ -25,10 +25,10 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class LayerPass:
-    """A forward pass with one draw, which keeps the inputs of the layers, and the backward pass that follows.
+    """A forward pass with one draw, and the backward pass that follows; the forward pass stores the inputs of layers.
 
-    `rules` maps names of layers to their rules; the inputs of these layers are stored. `weights` has no axis of draws. Its
-    tensors become leaves of an autograd graph that ends in `outputs`, [B, ...].
+    `rules` maps names of layers to their rules; the inputs of these layers are stored. The tensors in `weights` belong to one
+    draw and have no axis of draws. Its tensors become leaves of an autograd graph that ends in `outputs`, [B, ...].
     """
 
     at_outputs: Tensor  # gradient of the loss at the outputs; set by `pull`
@@ -58,7 +58,7 @@ class LayerPass:
         layers and of the network.
 
         The loss is a weighted sum over examples, with weights [B]. A stored gradient is multiplied by the square root of its
-        example's weight, so its square is multiplied by the weight.
+        example's weight, so the squared gradient is multiplied by the weight itself.
         """
         taps = self._trace.taps
         targets = [self.outputs, *taps, *self.weights.values(), *others]
@@ -74,12 +74,13 @@ class LayerPass:
         return list(outside)
 
     def pull_vector(self, vector: Tensor) -> Pulled:
-        """Gradients of `sum(vector * outputs)` at the layers. The vector has the shape of the outputs."""
+        """Gradients of `sum(vector * outputs)` with respect to the layers' outputs. The vector has the shape of the outputs."""
         return self._trace.pull(vector.unsqueeze(0))
 
 
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
-    """Mapping from module names to rules for gradients of single examples, for the layers that own some of the weights.
+    """For each layer that owns some of the weights, the rule for its gradients of single examples: a mapping from module names to
+    rules.
 
     A tied weight has no rule, because its gradient is a sum over layers. Scale and shift of BatchNorm have no rule, because their
     normalized inputs depend on the batch.

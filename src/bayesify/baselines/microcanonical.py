@@ -44,7 +44,7 @@ INIT_STEP_SIZE = 0.02
 
 @dataclass(eq=False)
 class Microcanonical:
-    r"""The state and the dynamics of C chains that move together.
+    r"""State and dynamics of C Markov chains that take each step together.
 
     Each chain has a position z and a direction u with $|u| = 1$. The position contains the weights, divided by the prior's
     standard deviations. The chain follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq.
@@ -52,14 +52,14 @@ class Microcanonical:
 
     $$ \dot z = u, \qquad \dot u = \frac{1}{P - 1} (I - u u^\top) \nabla \log p(z, y), $$
 
-    in steps of length $\epsilon$ of the minimal norm integrator. A trajectory has about $L / \epsilon$ steps.
+    in steps of length $\epsilon$, with the minimal norm integrator. A trajectory has about $L / \epsilon$ steps.
 
     With `adjust`, a trajectory starts in a random direction and is accepted with probability $\min(1, e^{-\Delta E})$, where
     $\Delta E$ is the sum of the energy errors of its steps (Robnik et al. 2025). The draws are then exact. Without `adjust`,
     every trajectory is accepted. After each step, noise turns the direction: $u \leftarrow (u + \nu \xi) / |\cdot|$ with $\nu^2 =
     (e^{2 \epsilon / L} - 1) / P$. The chain therefore forgets its direction after it has moved by a length L (Robnik & Seljak
-    2023). The draws are then biased. The bias depends on the variance of a step's energy error, divided by the number of weights.
-    $\epsilon$ is tuned so that this quantity equals `energy_variance`.
+    2023). Without `adjust`, the draws are biased. The bias depends on the variance of a step's energy error, divided by the
+    number of weights. $\epsilon$ is tuned so that this quantity equals `energy_variance`.
     """
 
     stack: ModelStack  # C networks with the posterior `Point`, at the chains' starting points
@@ -99,7 +99,7 @@ class Microcanonical:
         return found.detach(), torch.cat([slope.flatten(1) for slope in slopes], dim=1) * self.scale
 
     def _turn(self, share: float) -> Tensor:
-        """Turn the directions toward the gradient, as in a given fraction of a step, and return the gain of kinetic energy,
+        """Turn the directions toward the gradient, for the fraction `share` of a step, and return the gain of kinetic energy,
         [C]."""
         norm = self.gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
         toward = self.gradient / norm
@@ -167,10 +167,10 @@ class Microcanonical:
     def warm_up(self, num_trajectories: int) -> None:
         r"""Tune the step size from the chains' mean energy error, and the length L from the spread of their positions.
 
-        The trajectories of the first third are short, and they tune the step size. The second third tunes the step size further
-        and estimates the spread $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains. This spread becomes the length L. If the
-        chains are still far apart, the spread is the distance that each chain still has to travel. The last third tunes the step
-        size for this length.
+        The first third of the warm-up trajectories is short and tunes the step size. The second third of the trajectories tunes
+        the step size further and estimates the spread $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains. This spread becomes
+        the length L. If the chains are still far apart, the spread is the distance that each chain still has to travel. The last
+        third of the trajectories tunes the step size for the length L.
         """
         # Energy errors of trajectories are nearly N(s^2 / 2, s^2), so the acceptance probability is 2 Phi(-s / 2).
         spread = 2 * float(torch.special.ndtri(torch.tensor(self.accept / 2, dtype=torch.float64)))
@@ -236,10 +236,10 @@ def microcanonical(
     r"""Draw from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, with one chain per ensemble
     member.
 
-    This is the sampling phase of MILE (Sommer et al. 2025), which trains an ensemble and then moves each member by
-    microcanonical dynamics. All chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior,
-    likelihood and network come from `bnn`. Parameters of the likelihood keep their current values, and so do weights
-    that are not in the ensemble. A trajectory costs up to 3 times `max_steps` gradients over all data.
+    This is the sampling phase of MILE (Sommer et al. 2025), which trains an ensemble and then runs microcanonical dynamics from
+    each member. All chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network
+    come from `bnn`. Parameters of the likelihood keep their current values, and so do weights that are not in the ensemble. A
+    trajectory costs up to 3 times `max_steps` gradients over all data.
 
     Args:
         bnn: A trained network with an `Ensemble` posterior, a likelihood and a fixed prior; it is not changed.
@@ -277,7 +277,8 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """A sampler whose chains start at the members of an ensemble, and the shape of each weight, in the order of z."""
+    """Two results: a sampler whose chains start at the members of an ensemble; and the shapes of the weights, in the order in
+    which z contains them."""
     likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
     parts = [part.value for part in bnn.posteriors if isinstance(part, Ensemble)]
     members = {name: value.detach() for part in parts for name, value in part.items()}

@@ -36,7 +36,7 @@ Changes = list[tuple[str, Tensor, Tensor]]
 
 
 class NaturalGradient(ABC):
-    r"""A trainer that moves a Bayesian network's Gaussian posterior along its natural gradient, in place.
+    r"""A trainer that updates a Bayesian network's Gaussian posterior in place, with natural gradients.
 
     The trained network stays an ordinary `BayesianNetwork`; prediction, storage and metrics do not depend on how it was trained.
     Adam trains the weights that have no posterior and the parameters of the likelihood. `VOGN` documents the

@@ -64,12 +64,12 @@ class NoisyKFAC(LayerwiseTrainer):
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
         damping: Extra damping $\eta$.
-        fisher: How to obtain the gradients g from which S is computed. `"sampled"` draws one random vector per example, whose
-            covariance is the likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher
+        fisher: How to obtain the gradients g from which S is computed. `"sampled"` draws, for each example, one random vector
+            whose covariance is the likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher
             information, with one backward pass per output. `"empirical"` uses the gradients of the log-likelihood of the targets,
             at no extra cost.
         factor_every: Number of steps between observations of A and S.
-        inverse_every: Number of steps between factorizations. Each factorization updates the posterior's covariance.
+        inverse_every: Number of steps between factorizations of A and S. Each factorization updates the posterior's covariance.
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with `MatrixNormal` posteriors.
@@ -286,10 +286,10 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
 
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    r"""A root R of the likelihood's Fisher information, $R R^\top$, at outputs [..., O]: [..., O, O].
+    r"""A matrix R for which $R R^\top$ is the likelihood's Fisher information at outputs [..., O]: [..., O, O].
 
-    For the likelihood `Categorical`, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, it is computed
-    from the diagonal or the eigenvalues.
+    For the likelihood `Categorical`, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, R is computed
+    from the diagonal or the eigenvalues of the Fisher information.
     """
     outputs = as_float(outputs)
     if isinstance(likelihood, Categorical):

@@ -59,8 +59,8 @@ NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
     """A learning rate of SGD that suits the noise of a likelihood.
 
-    The rate shrinks if the variance of the Gaussian noise is below a tenth of `spread`, the variance of the targets. It is then
-    proportional to the noise variance, because the loss becomes steeper by the same factor.
+    The rate shrinks if the variance of the Gaussian noise is below a tenth of `spread`, the variance of the targets. The rate is
+    then proportional to the noise variance: if this variance halves, the loss becomes twice as steep.
     """
     noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
     return rate * min(1.0, 10 * noise / spread)
@@ -140,7 +140,8 @@ class SWAG(Drawable):
         """Add the current weights of a network as one more iterate.
 
         Args:
-            net: The network in training, with the same architecture. The default is the copy that `fit` trains.
+            net: A network that is being trained and has the same architecture as this object's network. The default is the copy
+                that `fit` trains.
 
         Raises:
             ValueError: If a weight is missing, has a different shape, or is not finite. In these cases nothing changes.
@@ -183,16 +184,18 @@ class SWAG(Drawable):
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch plus the penalty of the prior or of the weight decay. Parameters
-        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. If the network has no
-        BatchNorm, `history.findings` warns if the mean of the iterates predicts worse than the original network.
+        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. `history.findings`
+        contains a warning if the mean of the iterates predicts worse than the original network; this is not checked for networks
+        with BatchNorm.
 
         Args:
             loader: Iterable of batches that can be iterated once per epoch.
             epochs: Number of passes over the data. An iterate is collected at the end of each pass.
-            learning_rate: Learning rate of SGD, large enough that the iterates move around. The default is `gentle_rate(0.01,
-                likelihood)`; in a regression, the last layer's rate is multiplied by the targets' variance, so that their unit does
-                not matter. If the iterates predict training rows worse than the original network, training starts again at a
-                quarter of the last rate, at most four times. If all rows have the example weight w, divide the rate by w.
+            learning_rate: Learning rate of SGD; it must be large enough that successive iterates differ. The default is
+                `gentle_rate(0.01, likelihood)`. In a regression, the default rate of the last layer is multiplied by the targets'
+                variance, so that the unit of the targets does not matter. If, at the default rate, the iterates predict training
+                rows worse than the original network, training starts again at a quarter of the rate, at most four times. If all
+                rows have the example weight w, divide the rate by w.
             momentum: Momentum of SGD.
             prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
             weight_decay: Weight decay of SGD, the same for all weights; give either this or a prior.
@@ -316,7 +319,7 @@ class SWAG(Drawable):
         return [{**group, "lr": rate * (spread if id(group["params"][0]) in ids else rest)} for group in groups]
 
     def _compare(self, start: Score | None, batches: Sequence[Batch]) -> None:
-        """Warn if the mean of the iterates is worse than the given network."""
+        """Warn if the mean of the iterates predicts worse than the network did before training."""
         if start is None or not self.count or tracking_layers(self.network):
             return
         now = self._score(batches, self.mean_network().eval())
@@ -326,7 +329,7 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches with examples of positive weight, if the noise must be estimated; see `_read`."""
+        """The first batches that contain examples of positive weight; empty if the noise need not be estimated."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
@@ -352,7 +355,8 @@ class SWAG(Drawable):
         return totals.score() if totals.total > 0 else None
 
     def _settle_noise(self, start: Score | None) -> float:
-        """Set the noise to the mean squared residual, unless it was given. Returns the targets' variance, or 1 if it is unknown."""
+        """Set the likelihood's noise to the mean squared residual, unless the noise was given, trained or loaded before. Returns
+        the targets' variance, or 1 if it is unknown."""
         if not isinstance(self.likelihood, Gaussian) or start is None or not start.guess or start.rmse is None:
             return 1.0
         if not self.likelihood.is_settled:
@@ -553,7 +557,7 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """The network whose iterates are collected, in a wrapper for `fit`, whose loss is the negative log-likelihood. The
+    """A wrapper with which `fit` trains the network whose iterates are collected; the loss is the negative log-likelihood. The
     optimizer's weight decay takes the place of the prior."""
 
     training_draws = 1

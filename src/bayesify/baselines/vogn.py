@@ -28,8 +28,8 @@ class VOGN(LayerwiseTrainer):
     where both averages have Adam's bias correction. At a fixed point, the gradient of the bound with respect to the mean is 0,
     and the precision of each weight is $\delta + \sum_i \mathbb{E}_q g_i^2$ (if $\gamma = 0$). The squared gradients are used
     instead of the Gauss-Newton diagonal. The two are equal in expectation if the targets are distributed as the likelihood says.
-    For linear regression with noise variance v and residuals $r_i$ of the mean, $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 +
-    x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior mean.
+    For linear regression with noise variance v, let $r_i$ be the residuals at the mean of q and $\Sigma$ the covariance of q:
+    then $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior mean.
 
     This class trains a network with a `MeanField` posterior and is used like an optimizer. The trained network is an ordinary
     Bayesian network:
@@ -40,8 +40,8 @@ class VOGN(LayerwiseTrainer):
 
     For linear, convolution and embedding layers, squared gradients of single examples are computed from products of
     inputs and output gradients. For other weights (attention, recurrent and tied weights, custom parameters), squared
-    gradients need one pass per example, which does not work with BatchNorm in training mode. If BatchNorm couples the
-    examples of a batch, an example's gradient is the part that flows through the example's own activations.
+    gradients need one pass per example, which does not work with BatchNorm in training mode. If BatchNorm couples the examples of
+    a batch, an example's gradient includes only the part that flows through the example's own activations.
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed in place.
@@ -52,7 +52,7 @@ class VOGN(LayerwiseTrainer):
         damping: Damping $\gamma$, which makes steps shorter and the posterior narrower.
         num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL. The steps replace N by N divided by this factor.
+        kl_weight: Factor on the KL. In the steps, N is divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:

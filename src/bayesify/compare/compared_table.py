@@ -65,7 +65,7 @@ class ComparedTable:
         return make_parts(self.values, index, seed, classes, self.standard, self.groups, self.times)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Everything except the notes, as arrays for a file."""
+        """The table's data, without notes and cautions, as arrays for a file."""
         found: dict[str, np.ndarray] = {
             "about": np.array([self.name, self.task, self.target]),
             "values": self.values,
@@ -101,7 +101,7 @@ class ComparedTable:
 
 
 def read_compared_table(question: Question) -> ComparedTable:
-    """Read the file or the data set that a question names."""
+    """Read the file or data set that `question.data` names."""
     source = read_source(question.data, question.reading)
     frame, notes = source.frame, list(source.notes)
     target = _check_columns(question, source)
@@ -156,7 +156,7 @@ def read_compared_table(question: Question) -> ComparedTable:
 
 
 def _check_columns(question: Question, source: Source) -> str:
-    """Check that all columns that the question names exist, and return the name of the target."""
+    """Check that the columns named in the settings `question` exist, and return the name of the target."""
     frame, where, group, time = source.frame, source.where, question.group, question.time
     if len(frame) < MIN_ROWS:
         raise InputError(

@@ -147,7 +147,7 @@ def compare(
     Raises:
         InputError: If the data, the options or the folder cannot be used.
         OSError: If a result cannot be written; finished results are kept.
-        KeyboardInterrupt: If nothing was finished.
+        KeyboardInterrupt: If Ctrl-C is pressed before any run is finished.
     """
     if engine not in ENGINES:
         raise InputError(f"--engine {engine}: choose from {', '.join(ENGINES)}")

@@ -40,8 +40,8 @@ def method_of(name: str) -> Method:
 
 
 def trains_together(name: str) -> bool:
-    """Whether all splits of a method form one run. Rivals form one run because they are quick; stacked networks form
-    one run because they train together."""
+    """Whether all splits of a method form one run. All splits of a rival form one run because rivals train quickly; all splits of
+    a stacked network form one run because they train together."""
     if name in RIVALS or name == AUTO:
         return name != AUTO
     method = method_of(name)
@@ -55,7 +55,7 @@ def title_of(name: str) -> str:
 
 
 def work_of(name: str) -> float:
-    """Rough relative time of a run on one split, from which the remaining time is estimated."""
+    """Rough time of a run on one split, relative to other methods; the remaining time is estimated from it."""
     if name in RIVALS:
         return 0.1 if name in ("constant", "linear") else 1.0
     if name in RELATIVE_WORK:

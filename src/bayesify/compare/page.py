@@ -134,7 +134,8 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
 
 
 def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
-    """For the most important columns: name, width of the bar, and the changes of loss, error and coverage as text."""
+    """For each of the most important columns: its name, the width of its bar in the report, and the changes of loss, error and
+    coverage as text."""
     found: dict[str, Any] = _first_run(row, comparison, "importance") or {}
     regression = comparison.table.task == "regression"
     most = max((entry["loss"] for entry in found.values()), default=0.0)

@@ -19,7 +19,8 @@ Curves = Sequence[Mapping[str, Any]]
 class Panels:
     """Figures with the same axes for all methods, so that the methods can be compared.
 
-    The axes cover the values of all methods (`every`), but end at about three times the median; larger values are cut off.
+    The axes cover the values of all methods (`every`), but end at about three times the median of these values; larger values are
+    cut off.
     """
 
     def __init__(self, every: Sequence[Curves], task: Task) -> None:

@@ -88,7 +88,8 @@ def _held_out(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _errors(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centers and widths of the components, [S]: quantiles of residuals with Silverman's bandwidth, plus some wide components."""
+    """Centers and standard deviations of the Gaussian components in `_distribution`, [S] each: quantiles of the residuals with
+    Silverman's bandwidth, plus some wide components."""
     count = min(len(residuals), MAX_RESIDUALS)
     middle = np.quantile(residuals, (np.arange(count) + 0.5) / count)
     spread = float(np.std(residuals)) or 1e-6 * (abs(float(residuals.mean())) or 1.0)

@@ -44,8 +44,8 @@ def run_method(path: str, job: Job) -> Result:
 
     Returns:
         A mapping with `runs`, which has one entry per split. An entry has either `error`, or `scores`, `curves`, `times`,
-        `parameters`, `bytes` and `rows` (the number of rows in each part). The first split also has `examples`, `importance`
-        and the time of a prediction. If there are out-of-distribution inputs, entries also have `ood`.
+        `parameters`, `bytes` and `rows` (the number of rows in each part). The entry of the first split also has `examples`,
+        `importance` and the time of a prediction. If there are out-of-distribution inputs, entries also have `ood`.
 
     Raises:
         ValueError: If the file holds the data of another comparison.

@@ -117,7 +117,7 @@ def _flat(values: torch.Tensor) -> np.ndarray:
 
 
 def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
-    """Mean uncertainty, mean error and number of rows for bins with equally many rows, from certain to uncertain."""
+    """For bins of equally many rows, from certain to uncertain: the mean uncertainty, the mean error and the number of rows."""
     order = np.argsort(uncertainty, kind="stable")
     parts = [part for part in np.array_split(order, min(NUM_BINS, max(1, len(order) // 5))) if len(part)]
     return [

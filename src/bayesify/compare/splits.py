@@ -54,10 +54,10 @@ def make_parts(
     """One split, which depends on the seed but not on the number of splits.
 
     With K folds in each repetition, split K r + k uses fold k of repetition r as its test rows. No two folds of a repetition have
-    a test row in common. The calibration rows come after the test rows in the same random order. Class shares are nearly the same
-    in all parts. If the data set defines its own splits (`standard`), their test rows are used. If `groups` [N] is given, all
-    rows of a group are in the same part. With `times` [N], the later half of the rows is cut into K blocks. Split k uses block k
-    for testing and the rows before the block for training, except the last of these rows, which are used for calibration.
+    a test row in common. In the random order of the rows, the calibration rows follow the test rows. Class shares are nearly the
+    same in all parts. If the data set defines its own splits (`standard`), their test rows are used. If `groups` [N] is given,
+    all rows of a group are in the same part. With `times` [N], the later half of the rows is cut into K blocks. Split k uses
+    block k for testing and the rows before the block for training, except the last of these rows, which are used for calibration.
     """
     if len(values) < MIN_ROWS:
         raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")
@@ -133,7 +133,7 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
 
 
 def _dealt(values: np.ndarray, generator: np.random.Generator, classes: bool) -> np.ndarray:
-    """Row indices in random order. If the targets are classes, any long run of consecutive indices has about the same class
+    """Row indices in random order. If the targets are classes, every long section of the result has about the same class
     shares."""
     if not classes:
         return generator.permutation(len(values))

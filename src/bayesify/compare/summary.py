@@ -159,7 +159,7 @@ class MethodRow:
         failure: Reason why some or all runs failed; empty if no run failed.
         behind: Difference of this method's NLL from the NLL of the best method; `None` for the best method and for methods
             without a rank.
-        p: p-value of this difference, adjusted for the number of methods; NaN if the difference cannot be tested.
+        p: p-value of the difference `behind`, adjusted for the number of methods; NaN if the difference cannot be tested.
         standing: `LEADS` if the method is tied with the best method. `BEHIND` if this method, or a method ranked above
             it, is clearly behind the best method. Otherwise `UNCLEAR`.
     """
@@ -181,7 +181,7 @@ class MethodRow:
 
     @property
     def clearly_behind(self) -> bool:
-        """Whether the best method is better according to the paired test, and by enough to matter."""
+        """Whether the best method is better than this method by enough to matter, and the paired test confirms it."""
         return self.behind is not None and is_clear(self.behind, self.p)
 
     @property

@@ -356,7 +356,7 @@ def _thirds(row: MethodRow, tested: int) -> list[str]:
 
 
 def _rejection(row: MethodRow, summary: Summary) -> list[str]:
-    """A sentence that says whether the uncertainty of this method, or of an equally good one, shows which rows to check."""
+    """A sentence that says whether this method's uncertainty, or that of an equally good method, shows which rows to check."""
     if effect := _effect(row, summary):
         return [f"If the least certain fifth of the rows is left to a person, {effect}."]
     if summary.task == "classification" and row.means["accuracy"] == 1:
@@ -403,7 +403,8 @@ def _outside(row: MethodRow, summary: Summary) -> list[str]:
 
 
 def _noticed(row: MethodRow) -> float | None:
-    """The highest AUROC of a method's measures of uncertainty."""
+    """The highest AUROC with which one of the method's uncertainty measures detects out-of-distribution rows; `None` if no AUROC
+    is known."""
     known = [value for key, value in row.means.items() if key.startswith("auroc_") and value is not None]
     return max(known) if known else None
 

@@ -35,9 +35,9 @@ class Intervals(Rule):
 
     **Guarantee.** If the n calibration rows and a new row are exchangeable, the new row's interval contains its target with a
     probability of at least the level. If scores have no ties, the probability is at most level + 1 / (n + 1). Both bounds hold on
-    average over calibration sets and new rows, not for each row. With `groups`, they hold within each group, where n is
-    the number of the group's rows (Vovk et al. 2003, Mondrian). For a given calibration set, coverage varies around the
-    level with a standard deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
+    average over calibration sets and new rows, not for each row. With `groups`, both bounds hold within each group, and n is the
+    group's number of calibration rows (Vovk et al. 2003, Mondrian). For a given calibration set, coverage varies around the level
+    with a standard deviation of about $\sqrt{\text{level} (1 - \text{level}) / n}$.
 
     If there are too few rows for a level, the interval is the whole real line. With the score `centrality`, intervals stay in the
     support of the predictive distribution: intervals of positive numbers stay positive, and intervals of counts have whole-number
@@ -45,7 +45,8 @@ class Intervals(Rule):
     use `scaled`. Each output is calibrated separately.
 
     Args:
-        score: Score of a calibration row; see the table above.
+        score: Score of a calibration row: `"absolute"`, `"scaled"`, `"quantiles"` or `"centrality"`, as defined in the table
+            above.
     """
 
     @checked
@@ -58,7 +59,8 @@ class Intervals(Rule):
 
         Args:
             prediction: The result of `predict` for the calibration rows, or two arrays. The arrays are means and standard
-                deviations; for `quantiles`, they are lower and upper ends at the level that is later passed to `interval`.
+                deviations. For the score `quantiles`, they are instead the lower and upper ends of intervals at the level that is
+                later passed to `interval`.
             y: Targets of the calibration rows.
             groups: Group of each row, for coverage within each group.
 
@@ -124,8 +126,9 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """Means and the units in which scores are measured. For the score `quantiles`, the results are the lower and upper ends of
-    the predictive distribution's own intervals instead. Both results are [n, O]."""
+    """For each row and output, the predicted mean and the unit of the score: the standard deviation, or 1 for the score
+    `absolute`. For the score `quantiles`, the results are instead the lower and upper ends of the predictive distribution's own
+    intervals. Both results are [n, O]."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second

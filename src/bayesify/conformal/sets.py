@@ -44,12 +44,12 @@ class Sets(Rule):
     below the level.
 
     Args:
-        score: Score of a class; see the list above.
+        score: Score of a class: `"probability"` or `"adaptive"`, as defined in the list above.
         regularization: Weight $\lambda$ of the rank penalty.
         free: Number k of ranks without penalty.
-        randomized: Whether u is random.
+        randomized: Whether u is random; otherwise u = 1.
         empty: Whether a set may be empty. Otherwise every set contains the most probable class.
-        seed: Seed of u.
+        seed: Seed from which the number u of each row is computed.
     """
 
     @checked

@@ -55,8 +55,8 @@ def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) 
 
 
 def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
-    """Blur rows, then columns. The kernel ends at four times the blur's width; beyond the image's border, the border pixels are
-    repeated."""
+    """Blur rows, then columns. The Gaussian kernel ends at four standard deviations; beyond the image's border, the border pixels
+    are repeated."""
     reach = int(4 * width + 0.5)
     kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
     kernel /= kernel.sum()

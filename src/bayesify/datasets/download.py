@@ -64,7 +64,8 @@ def obtain(
         folder: Folder of the file. If given, only this folder is searched, and its file is not verified. By default, the
             folder that `BAYESIFY_DATA` names is searched first, and then the cache.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
-        check: Function that checks arrays that do not come from `folder`. A cached file that fails is downloaded again.
+        check: Function that checks arrays that do not come from `folder`. A cached file that fails this check is downloaded
+            again.
 
     Raises:
         FileNotFoundError: If the file is in none of the folders and cannot be downloaded; the message gives the reason.
@@ -112,8 +113,8 @@ def obtain(
 
 
 def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -> Arrays:
-    """Download and check. Files that fail the check are removed. They are downloaded again if they may be left over from an
-    earlier attempt."""
+    """Download files with `make`, and check the arrays. Files that fail the check are removed. If the folder existed before, its
+    files may come from an earlier attempt, so the download is then repeated once."""
     resumed = work.is_dir()
     try:
         arrays = make(work)

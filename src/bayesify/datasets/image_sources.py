@@ -92,8 +92,8 @@ def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file (LeCun et al. 1998). At most as many bytes are unpacked as the header announces, and
-    at most `MAX_BYTES`."""
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998). The function unpacks no more bytes than the header announces,
+    and never more than `MAX_BYTES`."""
     try:
         with gzip.open(path) as stream:
             start = stream.read(4)

@@ -59,16 +59,16 @@ class Images:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Images:
     """Read a set of images.
 
-    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded from its public
-    source and kept in the cache. All files that do not come from a given folder are verified. The sha256 of all values is
-    compared if it is known.
+    If `folder` is given, only this folder is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
+    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded from its public source
+    and kept in the cache. Files in `folder` are not verified; all other files are verified. The verification compares the sha256
+    of all values, if the correct sha256 is known.
 
     Args:
         name: `"mnist"`, `"fashion_mnist"`, `"notmnist"` (10,000 test images only), `"cifar10"`, `"cifar100"` (the 100 fine
             labels) or `"svhn"` (cropped digits, without the extra part).
         folder: Folder that holds the files listed in `FILES`. If it is given, nothing is downloaded.
-        download: Whether to download.
+        download: Whether to download a set that is in none of the searched folders.
 
     Raises:
         ValueError: If the name is unknown, or the file does not hold the expected data.
@@ -117,7 +117,7 @@ def synthetic(
         num_test: Number of test images T.
         side: Height and width of the images.
         num_classes: Number of classes; labels cycle through them.
-        noise_std: Standard deviation of the noise, in units of the full range.
+        noise_std: Standard deviation of the noise, as a share of the range between black and white.
         seed: Seed of the noise; the patterns are always the same.
 
     Raises:

@@ -36,7 +36,7 @@ class Split:
 
     @checked
     def with_validation(self, share: float = 0.15, seed: Seed = 0) -> Split:
-        """The split with a random share of the training rows set aside.
+        """A split in which a random share of the training rows becomes validation rows.
 
         Raises:
             ValueError: If no row would be left for training, or none would be set aside.
@@ -82,18 +82,18 @@ class Table:
 def load(name: str, folder: str | Path | None = None, *, download: bool = True) -> Table:
     """Read a UCI data set.
 
-    A given folder is the only place that is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded and kept in the
-    cache. All files that do not come from a given folder are verified by the sha256 of all values.
+    If `folder` is given, only this folder is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
+    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded and kept in the cache.
+    Files in `folder` are not verified; all other files are verified by the sha256 of all values.
 
     Regressions have two kinds of splits: the 20 splits of Hernández-Lobato & Adams (2015) into 90 % and 10 % of the rows (5
     splits for protein), and the gap splits of Foong et al. (2019). Classifications have no generally accepted splits: see
     `seeded_splits`.
 
     Args:
-        name: A key of `REGRESSION`, the file name of such a key, or an entry of `CLASSIFICATION`.
+        name: A key of `REGRESSION`, the file name that belongs to such a key, or an entry of `CLASSIFICATION`.
         folder: Folder that holds the folders `uci` and `uci_classification`. If it is given, nothing is downloaded.
-        download: Whether to download.
+        download: Whether to download a set that is in none of the searched folders.
 
     Raises:
         ValueError: If the name is unknown, or the file does not hold the expected data.

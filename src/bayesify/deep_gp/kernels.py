@@ -16,7 +16,7 @@ class Stationary(nn.Module):
     r"""Stationary kernel $k(x, x') = a^2 \kappa(r)$ with $r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2$, one lengthscale per input (ARD).
 
     $\kappa$ is the squared exponential $\exp(-r^2 / 2)$, or Matern of order 1/2, 3/2 or 5/2; see `KERNELS` for the names.
-    Lengthscales start at $\sqrt D$ by default, the typical distance of standardized inputs.
+    By default, lengthscales start at $\sqrt D$, the typical distance between standardized inputs.
 
     Stored parameters: `raw_lengthscale`, [D], and `raw_amplitude`, [], which softplus maps to positive values.
     """
@@ -60,8 +60,8 @@ class Stationary(nn.Module):
 class Linear(nn.Module):
     r"""Linear kernel $k(x, x') = b^2 + \sum_d s_d^2 x_d x'_d$: Bayesian linear regression on the layer's inputs.
 
-    Stored parameters: `raw_scale`, [D], and `raw_bias`, [], which softplus maps to positive values. `amplitude` is the
-    initial value of b, and the initial standard deviation of the linear part at a typical standardized input.
+    Stored parameters: `raw_scale`, [D], and `raw_bias`, [], which softplus maps to positive values. `amplitude` is the initial
+    value of b. It is also the initial standard deviation of the linear part at a typical standardized input.
     """
 
     name = "linear"

@@ -61,7 +61,7 @@ class Conditional:
 
 
 class Layer(nn.Module):
-    """Base of both kinds of layers: a kernel that all outputs share, and the skip function."""
+    """Base class of `GlobalLayer` and `LocalLayer`, with a kernel that all outputs share and a skip function."""
 
     def __init__(
         self,
@@ -123,9 +123,9 @@ class GlobalLayer(Layer):
 
     $$ q(u | U_{l-1}) \propto \mathcal{N}(u; 0, K)\, \mathcal{N}(V; u, \Lambda^{-1}), \qquad K = K(U_{l-1}), $$
 
-    for each output. This is the posterior of a regression onto noisy pseudo-outputs. All computations use $C = K + \Lambda^{-1}$,
-    so that K is never inverted. With u integrated out, the process has $w = C^{-1} V$ and $G = C^{-1}$ (see `Conditional`). Its
-    covariance at U is the paper's $\Sigma = K - K C^{-1} K$. Given the previous layers,
+    for each output. This q is the posterior of a regression onto noisy pseudo-outputs V. All computations use $C = K +
+    \Lambda^{-1}$, so that K is never inverted. With u integrated out, the process has $w = C^{-1} V$ and $G = C^{-1}$ (see
+    `Conditional`). Its covariance at U is the paper's $\Sigma = K - K C^{-1} K$. Given the previous layers,
 
     $$ \mathrm{KL} = \tfrac12 \bigl[ O (\operatorname{tr} \Lambda^{-1} C^{-1} - M + \log\det C \Lambda)
        + \operatorname{tr} V^\top C^{-1} K C^{-1} V \bigr]. $$
@@ -154,7 +154,7 @@ class GlobalLayer(Layer):
         self.log_precision = nn.Parameter(precision.log())
 
     def condition(self, inputs: Tensor) -> tuple[Conditional, Tensor]:
-        """The process with its values at the inducing inputs integrated out, and the KL.
+        """Two results: the process, with its values at the inducing inputs integrated out; and the KL of these values.
 
         Args:
             inputs: Values U of the previous layer at its inducing inputs, [S, M, D] or [1, M, D].
@@ -255,7 +255,7 @@ class LocalLayer(Layer):
         return relative_tril(widened(self.lower), widened(self.raw_diagonal))
 
     def condition(self) -> tuple[Conditional, Tensor]:
-        """The process with q(v) integrated out, and the KL, [1]."""
+        """Two results: the process, with q(v) integrated out; and the KL of q(v), [1]."""
         inputs = widened(self.inducing_inputs).unsqueeze(0)
         _, inverse = self.factorize(self.covariance(inputs))
         factor, mean = self.scale_tril(), widened(self.mean_value)

@@ -50,9 +50,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     `inducing="global"` (Ober & Aitchison 2021): only the inducing inputs $U_0$ of the first layer are learned. The
     values $U_l$ at the inducing inputs are drawn layer by layer from $q(U_l | U_{l-1})$. This is the posterior of a
     regression from the drawn $U_{l-1}$ onto learned pseudo-outputs (see `GlobalLayer`). $U_l$ are then the inducing
-    inputs of the next layer, so that the posteriors of the layers depend on each other. The posterior of the last layer
-    is optimal if $U_0$ contains the training inputs, V contains their targets, and $\Lambda$ is the precision of the
-    noise.
+    inputs of the next layer, so that the posteriors of the layers depend on each other. The last layer's posterior is optimal if
+    $U_0$ contains the training inputs, the pseudo-outputs V are their targets, and $\Lambda$ is the precision of the noise.
 
     `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has its own inducing inputs and its own posterior (see
     `LocalLayer`).
@@ -168,8 +167,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def conditionals(self, num_draws: int, generator: Randomness = None) -> tuple[list[Conditional], Tensor]:
-        """Every layer's process given S draws of the previous layers' values at the inducing inputs, and the KL of each
-        draw.
+        """Two results: every layer's process, given S draws of the previous layers' values at the inducing inputs; and the KL of
+        each draw.
 
         With global inducing points, hidden layers are conditioned on their drawn values, and the last layer's values are integrated
         out. With local inducing points, the values of all layers are integrated out. If a parameter is not finite, a `ValueError`
@@ -205,7 +204,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
             parts: Conditionals of the layers; see `conditionals`.
             x: Inputs.
             num_draws: Number of draws S.
-            generator: Source of randomness of the draws, which are independent between inputs given the conditionals.
+            generator: Source of randomness. Given the conditionals, draws at different inputs are independent.
         """
         values = widened(x).unsqueeze(0)
         for part in parts[:-1]:

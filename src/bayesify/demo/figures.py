@@ -39,7 +39,7 @@ def bands(data: toy.Regression, outcome: Outcome) -> str:
 def entropy_map(data: toy.Classification, outcome: Outcome) -> str:
     """The prediction of a classification as a PNG data URI: the entropy, the line of equal probabilities, and the data.
 
-    All maps of a problem have the same colors.
+    All maps of a problem use the same color scale.
     """
     figure, axes = _panel()
     entropy, probs = (outcome.figure[key].reshape(MAP_SIDE, MAP_SIDE).numpy() for key in ("entropy", "probs"))

@@ -155,8 +155,8 @@ def run_all(
     budget: float | None = BUDGET_SECONDS,
     report: Callable[[Method, ToyProblem, float], None] | None = None,
 ) -> Iterator[Outcome]:
-    """Outcomes of `run`. Each method runs on both problems before the next method starts, so that the results of finished methods
-    survive an interruption."""
+    """Outcomes of `run` for every method and problem. Each method runs on both problems before the next method starts, so that
+    the results of finished methods survive an interruption."""
     made = problems(seed)
     with own_generators():  # warm up, so that torch's slow first use is not in any method's time
         _train_posterior(METHODS["point"], made[0], seed, 1, None, None)

@@ -17,11 +17,13 @@ Part = Callable[[Any, Sequence[Tensor]], Tensor]
 
 
 class DivergenceCapture:
-    """Calls a scalar function of inputs and tensors through a CUDA graph if possible. The tensors get gradients.
+    """Calls a scalar function of inputs and tensors through a CUDA graph if possible. Gradients are computed for the tensors but
+    not for the inputs.
 
-    The graph holds the value and the gradient in its own memory, and results are copied out. A replay may therefore come before the
-    backward pass of an earlier replay. A function that waits for the device, for example because a size depends on values, is
-    called without a graph. A new graph is captured if buffers or frozen parameters move in memory, or a module changes its mode.
+    The graph holds the value and the gradient in its own memory, and results are copied out. The graph may therefore be replayed
+    before the backward pass of an earlier replay has run. A function that waits for the device, for example because a size
+    depends on values, is called without a graph. A new graph is captured if buffers or frozen parameters move in memory, or a
+    module changes its mode.
     """
 
     def __init__(self, module: nn.Module) -> None:

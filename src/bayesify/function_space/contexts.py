@@ -53,7 +53,7 @@ class Box(Context):
             depends on the training batch. For images [B, C, H, W] it has one range for all pixels: 0 to 1, or wider if
             a pixel lies outside this range. For vectors and sequences it has the range of each feature over the batch,
             extended on every side by `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
-        high: Upper end, in the same form.
+        high: Upper end of the box, in the same form as `low`.
         n: Number of inputs.
 
     Raises:

@@ -31,9 +31,9 @@ def dense_kl(
     r"""KL between Gaussians with dense covariances, summed over leading axes, in nats.
 
     The KL is finite only if q's covariance has full rank. If a covariance is numerically singular, a share of the mean
-    variance is added to its diagonal. The same share is used for both covariances, and the function warns once. A given
-    `jitter` is always added. If a covariance has no Cholesky factor even with jitter, a `ValueError` is raised. Means
-    are [..., n], and covariances are [..., n, n].
+    variance is added to its diagonal. The same share is used for both covariances, and the function warns once. If `jitter` is
+    given, this share of the mean variance is always added. If a covariance has no Cholesky factor even with jitter, a
+    `ValueError` is raised. Means are [..., n], and covariances are [..., n, n].
     """
     if jitter is None and bool(_has_full_rank(covariance) & _has_full_rank(prior_covariance)):
         factor, prior_factor = torch.linalg.cholesky(covariance), torch.linalg.cholesky(prior_covariance)

@@ -22,14 +22,14 @@ MAX_POSITIONS_PER_VECTOR = 2
 def output_covariance(
     jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
 ) -> Tensor:
-    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$, summed over layers. J has one row for each of K vectors and B
-    examples: the gradient, with respect to the weights, of the vector's product with the example's outputs.
+    r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$, summed over layers. For K vectors and B examples, J has K B rows.
+    Each row is the gradient, with respect to the weights, of one vector's product with one example's outputs.
 
-    For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$. For a linear layer applied at
-    several positions, and for convolutions, it is $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for a
-    few of the layer's outputs at a time. For the other kinds of covariance, the entries are products of the same sums.
-    The result is differentiable with respect to all arguments. If the work is split into pieces, intermediate results
-    are recomputed in the backward pass to save memory.
+    For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$, where a are the layer's inputs
+    and g are the gradients at its outputs. For a linear layer applied at several positions, and for convolutions, it is
+    $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for a few of the layer's outputs at a time. For the other kinds
+    of covariance, the entries are products of the same sums. The result is differentiable with respect to all arguments. If the
+    work is split into pieces, intermediate results are recomputed in the backward pass to save memory.
 
     `kind` selects the result. `"diagonal"` gives variances [K, B]. `"full"` gives covariances between examples, [K, B, B].
     `"example"` gives covariances between vectors, [B, K, K]. `"joint"` gives covariances between all pairs, ordered by example

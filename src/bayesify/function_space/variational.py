@@ -61,9 +61,9 @@ class FunctionSpaceVI(Drawable, Trainable):
     The likelihood term is a Monte Carlo estimate that uses the network itself, not its linearization. It is scaled from
     the batch to the dataset. The KL term is not scaled. It is computed for the network linearized around the means m,
     at context inputs X that are drawn anew in each step. Uncertainty grows where there are context inputs but no data.
-    The KL is finite only if the covariance has full rank. Otherwise, `"full"` and `"joint"` add a relative jitter to
-    both covariances (see `divergence.dense_kl`). `"full"` and `"joint"` raise an error if there are more function values than
-    weights and no `jitter` is given.
+    The KL is finite only if the covariance of $\tilde q(f_X)$ has full rank. Otherwise, `"full"` and `"joint"` add a relative
+    jitter to both covariances (see `divergence.dense_kl`). `"full"` and `"joint"` raise an error if there are more function
+    values than weights and no `jitter` is given.
 
     Args:
         bnn: A Bayesian network with the posterior `MeanField` or `KTied`. It is trained in place, in its current mode
@@ -81,8 +81,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on
             the other layers' standard deviations, so the likelihood alone shrinks them. In this case put a posterior on
             the last layer only, or use `"all"`.
-        jitter: Share of the mean variance that is always added to the diagonals in `"full"` and `"joint"`; by default
-            it is added only if needed.
+        jitter: Share of the mean variance that is added to the covariances' diagonals in `"full"` and `"joint"`. By default, a
+            share is added only if a covariance does not have full rank.
         memory: Memory budget of the linearization: bytes, or a string such as `"1GiB"`. The default is an eighth of the GPU's
             memory, or 1 GiB on a CPU.
 
@@ -193,8 +193,8 @@ class FunctionSpaceVI(Drawable, Trainable):
 
         Args:
             x: Inputs of B examples: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            covariance: Part of the covariance to compute; by default the model's choice. `"example"` is the covariance between
-                the outputs of each example.
+            covariance: Part of the covariance to compute; by default the model's argument `covariance`. `"example"` is the
+                covariance between the outputs of each example.
             memory: Memory budget of the linearization if gradients are disabled; by default the model's budget.
 
         Returns:
@@ -246,8 +246,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     def function_kl(self, context_inputs: Inputs) -> Tensor:
         r"""KL from the linearized variational process to the prior at given inputs: a differentiable scalar, in nats.
 
-        For `"diagonal"`, all function values count as independent. For `"full"`, the KL is a sum over outputs, each
-        with a joint Gaussian over the inputs. For `"joint"`, one Gaussian covers all inputs and outputs.
+        For `"diagonal"`, all function values count as independent. For `"full"`, each output has a joint Gaussian over the
+        inputs, and the KL is summed over outputs. For `"joint"`, one Gaussian covers all inputs and outputs.
 
         Args:
             context_inputs: Inputs of the network.
@@ -361,7 +361,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return self.bnn.training_draws
 
     def check_ready(self) -> None:
-        """Raise `ValueError` if there is no likelihood, or the network itself is random."""
+        """Raise `ValueError` if there is no likelihood, or if layers of the network are random or mix the examples of a batch."""
         self.bnn.check_ready()
         check_deterministic(self.bnn.network)
 
@@ -396,8 +396,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         Args:
             memory: Memory budget in bytes, or a string such as `"1GiB"`; for `"linearized"`, the default is the model's budget.
             method: `"draws"` runs the network with draws of its weights. `"linearized"` uses the closed-form Gaussian over the
-                outputs of the linearized network. For Gaussian noise, the result is exact. For a classification, the prediction
-                is an average over draws from this Gaussian.
+                outputs of the linearized network. For Gaussian noise, the prediction of the linearized network is exact. For a
+                classification, the prediction is an average over draws from this Gaussian.
             options: Further arguments of `BayesianNetwork.predict`.
 
         Raises:

@@ -115,8 +115,8 @@ class Jacobians:
 
     @contextmanager
     def held(self) -> Iterator[Jacobians]:
-        """The same Jacobians, with one private copy of the network that all passes in this context share. Without this
-        context, each pass makes its own copy."""
+        """Context manager that yields these Jacobians with one private copy of the network, which all passes in the context
+        share. Without this context, each pass makes its own copy."""
         with self.runner.alone() as alone:
             held = copy.copy(self)
             held.runner = alone
@@ -158,8 +158,8 @@ class Jacobians:
     def _known_end(self, args: Args, kwargs: Kwargs, alone: Tensor | None = None) -> Uses:
         """The valid rules for a layer whose outputs are the network's outputs.
 
-        The comparison uses the examples in one order only. A second order would only reveal a network that sorts its
-        examples, and the outputs of such a network are not the layer's outputs.
+        The comparison with automatic differentiation uses the examples in one order only. A second order would only reveal a
+        network that sorts its examples, and the outputs of such a network are not the layer's outputs.
         """
         several = batch_size(args, kwargs) > 1
         if several not in self._certified and several not in self._ending:
@@ -229,7 +229,7 @@ class Jacobians:
         return outputs[0], changes
 
     def pull(self, args: Args, kwargs: Kwargs, vectors: Tensor) -> dict[str, Tensor]:
-        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors, each in the shape of the outputs; together they are a tensor [S, B,
+        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors in the shape of the outputs, which are given as one tensor [S, B,
         ...]. The result maps weight names to tensors [S, *shape].
 
         Each vector takes one backward pass. Gradients of single examples are not computed.

@@ -56,7 +56,7 @@ class Rule(ABC):
 
     @abstractmethod
     def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
-        """`dense` for the weight."""
+        """Gradient with respect to every entry of the weight, not of the bias: [K, B, *shape]."""
 
     def _columns(self, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
         """The chosen entries of `_weight`. Subclasses do not compute the other entries."""
@@ -173,7 +173,7 @@ class ConvRule(Rule):
 
 
 class TransposedConvRule(ConvRule):
-    """A transposed convolution, whose windows move over the gradient and are weighted by the inputs."""
+    """Rule of a transposed convolution: windows are taken from the gradient and weighted by the inputs."""
 
     kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 

@@ -1,4 +1,4 @@
-"""Layers with fast backward passes for many vectors, whose gradients can be differentiated again.
+"""Layers whose gradients can be differentiated again, and whose backward passes are fast for many vectors.
 
 Torch writes the derivative of a convolution's gradient as a convolution with a kernel as large as the image, which is slow on
 a GPU. Here the gradient with respect to the input is itself a transposed convolution, whose derivatives have fast kernels. On a

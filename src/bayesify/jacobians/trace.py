@@ -199,7 +199,7 @@ def trace(
     differentiable: bool = False,
     lenient: bool = False,
 ) -> Trace:
-    """Run a network once and keep the inputs of some of its layers, which are given with their rules.
+    """Run a network once and keep the inputs of the layers in `modules`, which maps each layer to its rule.
 
     `call` runs the network through a private runner and returns the outputs. If `differentiable`, results can be
     differentiated with respect to the weights. If `lenient`, a call that a rule cannot handle is skipped.

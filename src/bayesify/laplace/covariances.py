@@ -26,7 +26,8 @@ from bayesify.weights.catalog import Layer, Weight, group_layers
 
 
 class WeightCovariance(ABC):
-    r"""$(H + c \operatorname{diag}\delta)^{-1}$ over a subset of S weights, for a factor c on the prior precisions $\delta$."""
+    r"""The covariance $(H + c \operatorname{diag}\delta)^{-1}$ of a subset of S weights, where H is the curvature and c is a
+    factor on the prior precisions $\delta$."""
 
     def __init__(self, subset: Subset, prior: Tensor) -> None:
         self.subset, self.prior = subset, prior
@@ -54,7 +55,7 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        r"""$J_b \Sigma J_b^\top$, the covariance of an example's outputs, for K vectors and B examples: [B, K, K].
+        r"""Covariances $J_b \Sigma J_b^\top$ for B examples, where $J_b$ has one row for each of K vectors: [B, K, K].
 
         With C values of c in `factors`, which replace the object's own factor, the result is [C, B, K, K].
         """
@@ -62,7 +63,8 @@ class WeightCovariance(ABC):
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
         """Covariances over the K outputs of the network's last layer, at all B T positions, for each factor.
 
-        The subset must be that layer. Its inputs `a`, [B, T, D], have a column of ones for the bias.
+        The subset must consist of the last layer's weights. The layer's inputs `a`, [B, T, D], have a column of ones for the
+        bias.
         """
         rows = a.flatten(0, 1).unsqueeze(1)
         return [DenseSpread(found) for found in self.across_positions(rows, factors)]
@@ -184,7 +186,8 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _whitening(self) -> Tensor:
-        """The inverse transposed factor, indexed by the columns of the last layer's `[W b]`: [D, K, S]."""
+        """The inverse transposed Cholesky factor of the precision, indexed by the columns of the last layer's `[W b]`: [D, K,
+        S]."""
         eye = torch.eye(len(self.prior), dtype=self._factor.dtype, device=self._factor.device)
         inverse: Tensor = torch.linalg.solve_triangular(self._factor, eye, upper=False)
         return inverse.T[matrix_order(self.subset, self.layer).T.to(inverse.device)]
@@ -210,7 +213,7 @@ class FullCovariance(WeightCovariance):
         return self.subset.rows(gradients).detach()
 
     def _whitened(self, gradients: Gradients) -> Tensor:
-        """Gradients times the inverse transposed factor: [B, K, S]."""
+        """Gradients times the inverse transposed Cholesky factor of the precision: [B, K, S]."""
         rows = self._rows(gradients)
         flat = rows.reshape(-1, rows.shape[-1])
         white: Tensor = torch.linalg.solve_triangular(self._factor, flat.T, upper=False)
@@ -459,8 +462,9 @@ class KroneckerCovariance(WeightCovariance):
         """This object with the eigenvectors instead of the Kronecker factors. The eigenvectors are computed on
         `device`.
 
-        The result takes half the memory and cannot be saved. After they are computed, the eigenvectors are stored on the device
-        of the factors. If these factors are on the CPU of a machine with a GPU, the eigenvectors are in pinned memory.
+        The eigenvectors without the factors take half the memory of both, but the result cannot be saved. After they are
+        computed, the eigenvectors are stored on the device of the factors. If these factors are on the CPU of a machine with a
+        GPU, the eigenvectors are in pinned memory.
         """
         home = self.prior.device
         found = []

@@ -84,7 +84,7 @@ class OutputCurvature:
 
 @dataclass
 class DataTerm:
-    """Sums over the data, computed in the same pass as the curvature."""
+    """Sums over the data, such as the log-likelihood and the number of examples, computed in the same pass as the curvature."""
 
     log_likelihood: float = 0.0
     num_data: int = 0
@@ -212,7 +212,7 @@ class Pieces:
         self.close(data)
 
     def features(self) -> Iterator[tuple[Features, Batch]]:
-        """The same pass, but it yields the inputs of the network's last layer instead of derivatives.
+        """A pass over the examples that yields the inputs of the network's last layer instead of derivatives.
 
         Raises `FeaturesEnd` if any process finds a batch in which the network's outputs are not the outputs of its last layer.
         """

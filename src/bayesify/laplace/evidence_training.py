@@ -49,9 +49,10 @@ class LayerwiseGaussian(Prior):
 
 
 class EvidenceTraining:
-    """A network in training (`bnn`), whose noise variance and prior precisions (by weight name) are updated by the evidence.
+    """A network in training (`bnn`); the evidence updates its noise variance and its prior precisions, which are stored by weight
+    name.
 
-    A Gaussian noise variance that was given or found before stays fixed.
+    The variance of Gaussian noise stays fixed if the user gave it or if it was trained before.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ def fit_with_evidence(
         net: The network, which is not changed. The trained network is `laplace.network`.
         likelihood: The likelihood p(y | outputs), or its name.
         loader: Iterable of batches as for `bayesify.fit`, without random augmentation.
-        epochs: Number of training passes over the data. Each curvature takes one more pass.
+        epochs: Number of training passes over the data. Each Laplace approximation takes one more pass over the data.
         every: Number of epochs between two updates of the precisions. There is no update after the last epoch. The only
             exception: if `epochs` is at most `every`, there is one update.
         covariance: Structure of the Laplace approximation; see `Laplace`.

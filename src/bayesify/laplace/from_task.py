@@ -17,14 +17,14 @@ from bayesify.weights.catalog import catalog
 
 
 def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over all weights, or a Kronecker-factored covariance if a full covariance is too large."""
+    """A Laplace posterior over all weights, with a full covariance or, if this is too large, a Kronecker-factored covariance."""
     trained = train_point(task)
     around, likelihood = trained.mean_network().eval(), trained.likelihood or task.likelihood
     return laplace_around(around, likelihood, task.loader, prior=task.prior, subset=subset, memory=memory)
 
 
 def fit_subnetwork(task: TrainingTask, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
-    """A full covariance over the weights with the largest variances.
+    """A Laplace posterior with a full covariance over the weights that have the largest variances.
 
     By default, 30 % of the weights are chosen, but at most 2,000.
     """
@@ -43,7 +43,7 @@ def laplace_around(
     memory: int | str = "1GiB",
     most: int | None = None,
 ) -> Laplace:
-    """The posterior around a trained network, in evaluation mode. The function binds `prior` to the network.
+    """The Laplace posterior around a trained network that is in evaluation mode. The function binds `prior` to the network.
 
     If there are more than `most` weights, the covariance over all weights is Kronecker-factored. By default, `most` is
     the largest number of weights whose full covariance fits into memory.

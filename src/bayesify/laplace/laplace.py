@@ -188,7 +188,7 @@ class Laplace(Drawable):
             With a full covariance over one layer of a network with several layers, the default is `"probit"`; otherwise
             it is `"mc"`. With a full covariance over all weights, `fit` changes the default to `"probit"` if `"probit"`
             predicts left-out training rows better.
-        temperature: Factor on the covariance in draws and predictions, $q \propto p(w, \mathcal{D})^{1 / T}$.
+        temperature: Temperature T, a factor on the covariance in draws and predictions: $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         num_samples: Number K of random vectors per example that replace the matrix $H_n$ of the example's outputs. The
             resulting curvature is unbiased. The relative error of a diagonal curvature is $\sqrt{2 / (N K)}$; Kronecker
@@ -198,8 +198,8 @@ class Laplace(Drawable):
             error of one eighth. `"exact"` uses a backward pass for each output.
         seed: Seed of the random vectors and draws.
         marginal: Whether to use the block $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights (equation
-            11). Otherwise the covariance is the inverse of the block $H_{SS} + \lambda I$. The network must be small
-            enough for the whole matrix.
+            11). Otherwise the covariance is the inverse of the block $H_{SS} + \lambda I$. If `marginal` is true, the network
+            must be so small that the matrix over all its weights fits into memory.
         memory: Memory budget for curvature, factors and Jacobians, such as `"1GiB"`, or a number of bytes.
         output: Name or index of the output that the likelihood describes, if the network has several outputs; see `bayesianize`.
 
@@ -364,7 +364,8 @@ class Laplace(Drawable):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _find_noise(self, examples: Examples, x: Any) -> None:
-        """Find the noise from the curvature. If all weights are chosen, also find the factor on a default precision."""
+        """Find the noise from the curvature. If all weights are chosen and the precision is the default, also find a factor on
+        this precision."""
         subset, posterior = self.fitted()
         if not self.data.squared_error > 0:  # if there are no residuals, the noise stays at its lower bound
             return
@@ -391,7 +392,8 @@ class Laplace(Drawable):
         return [batch if step == 1 else batch.rows(slice(None, None, step)) for batch in batches if len(batch)]
 
     def _leave_rows_out(self, examples: Examples, batches: Iterable[Batch]) -> None:
-        """Choose the noise and the factor on a default precision by left-out training rows; see `LeftOutRows`."""
+        """Choose the noise by left-out training rows and, if the precision is the default, also a factor on it; see
+        `LeftOutRows`."""
         noise = float(self._shared_noise("Laplace").noise.detach())
         model = self._linear_model(examples, noise, self.data.squared_error)
         training, ratio = model.training_penalty()
@@ -565,7 +567,7 @@ class Laplace(Drawable):
         advance: Callable[[int], None] | None = None,
         most: int | None = None,
     ) -> Equations:
-        """The equations of the draws over all data. Conjugate gradients use at most `most` examples."""
+        """The equations whose solutions are the draws; see `Equations`. Conjugate gradients use at most `most` examples."""
         memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
         loss = OutputCurvature(self.likelihood)
         pieces = Pieces(examples, self._jacobians(subset.names), loss, memory, 0)
@@ -717,15 +719,16 @@ class Laplace(Drawable):
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
         """The default precision, converted to the unit of the targets. The default of the last layer assumes outputs of
-        variance 1. Weights that have no number of inputs, such as embeddings, keep their precision. It is computed from
-        the size of the weights themselves, which already reflects the unit of the targets."""
+        variance 1. Weights that have no number of inputs, such as embeddings, keep their precision. Their precision is computed
+        from the size of the weights, which already reflects the unit of the targets."""
         names = [name for name in last if self.weights[name].fan_in]
         gain = output_gain(self._runner, [self.weights[name] for name in names], *inputs, self.output)
         factor = gain / variance if gain else 1.0
         return {name: factor * value if name in names else value for name, value in precision.items()}
 
     def _candidates(self, examples: Examples, last: Callable[[], Sequence[str]]) -> Candidates:
-        """Facts that the selector may use. Facts that need a pass over the data are computed on demand."""
+        """Facts about the weights that a subnetwork selector may use. Facts that need a pass over the data are computed on
+        demand."""
         every = Subset(self.weights, dict.fromkeys(self.weights))
 
         def curvatures(num_examples: int | None) -> dict[str, Tensor]:
@@ -881,9 +884,9 @@ class Laplace(Drawable):
         rows per weight, however, the evidence prefers such a wide prior that the Gaussian leaves the region where the
         log-likelihood is quadratic. Predictions are then less confident than the network even on training rows. For one
         layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights, the precision therefore lies between the precision that the
-        evidence chooses and the default. It is the smallest precision that worsens the predictions of training rows by
-        at most `MAX_TRAINING_LOSS_RISE` nats per label. With several layers, normalization layers amplify the spread,
-        so the precision rises from the default until the predictions are within the same limit.
+        evidence chooses and the default. It is the smallest precision with which the loss on training rows rises by at most
+        `MAX_TRAINING_LOSS_RISE` nats per label. With several layers, normalization layers amplify the spread of the outputs. The
+        precision then rises from the default until the training loss rises by at most `MAX_TRAINING_LOSS_RISE` nats per label.
         """
         subset, posterior = self.fitted()
         one, alone = self._is_one_layer, precisions.stands_alone(self.weights, subset.names)
@@ -1153,8 +1156,8 @@ class Laplace(Drawable):
 
     @checked
     def set_prior_factor(self, factor: Positive) -> None:
-        """Set the common factor on the given prior precisions. The curvature does not change. If `fit` is called again, it keeps
-        this precision."""
+        """Set the factor by which all prior precisions passed to `Laplace` are multiplied. The curvature does not change. If
+        `fit` is called again, it keeps this precision."""
         self._rescale(factor)
         self._default = False
 

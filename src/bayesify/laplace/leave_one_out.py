@@ -65,8 +65,8 @@ class LinearModel:
 
         The penalty measures how far training went. For a linear model that was trained to convergence, it equals the
         weight decay. If training stopped early, it is larger. The second result is the squared error of the ridge
-        regression divided by the squared error of the network. It is above 1 if the network fits its rows more closely
-        than the regression with any penalty in the range.
+        regression divided by the squared error of the network. It is above 1 if, for every penalty in `penalties`, the network
+        fits its rows more closely than the ridge regression.
         """
         low, *_, high = (math.log(penalty) for penalty in self.penalties())
         at_end = self.squared_error_at(math.exp(low))
@@ -81,13 +81,15 @@ class LinearModel:
 
 @dataclass
 class LeftOutRows:
-    r"""Sums over training rows. Each row is predicted as if it had been left out with all its O outputs.
+    r"""Sums over training rows, from which `choose` computes the noise variance and the factor on the prior precisions. Each row
+    is predicted as if it had been left out with all its O outputs.
 
-    A row with weight w counts as w rows, and one of these is left out, so w is at least 1. Let $H_n(t)$ [O, O] be the
+    A row with weight w counts as w rows, of which one is left out; w must therefore be at least 1. Let $H_n(t)$ [O, O] be the
     leverages. If the row is left out, the network's residual is $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of
-    `training_penalty`. The posterior's covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. Both are exact for a linear
-    model. Let r be these residuals. The noise variance for a penalty t is $\sigma^2(t) = \operatorname{mean} r_n^\top
-    (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up to a constant,
+    `training_penalty`. The posterior's covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. The residual and the covariance are
+    exact for a linear model. Let $r_n$ be the residual of row n if this row is left out. The noise variance for a penalty t is
+    $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up to a
+    constant,
 
     $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
     """
@@ -112,8 +114,8 @@ class LeftOutRows:
     def choose(self, *, moves: bool) -> tuple[float, float]:
         """The noise variance and the factor on the prior precisions.
 
-        If `moves` is true, the factor is the value nearest to 1 whose density is within `MAX_DENSITY_LOSS` of the best density.
-        Otherwise it is 1.
+        If `moves` is true, the factor is the one nearest to 1 for which the log density of the left-out rows is within
+        `MAX_DENSITY_LOSS` of the best. Otherwise it is 1.
         """
         count = float(self.count)
         noises = (self.sums[0] / count).clamp_min(torch.finfo(torch.float64).tiny)
@@ -127,7 +129,8 @@ class LeftOutRows:
 
     @staticmethod
     def _surrounds_default(logs: Tensor, allowed: Tensor, place: int) -> bool:
-        """Whether the factor 1 lies between two neighboring factors that both have a good enough density."""
+        """Whether the factor 1 lies between two neighboring factors whose densities are both within `MAX_DENSITY_LOSS` of the
+        best."""
         other = place + (1 if logs[place] < 0 else -1)
         return 0 <= other < len(logs) and bool(allowed[other]) and float(logs[place] * logs[other]) <= 0
 

@@ -54,8 +54,8 @@ def variances_of(covariance: Covariance) -> Tensor:
 class LinearizedNetwork:
     r"""The linearized network $f(x, w^*) + J(x)(w - w^*)$ under a Gaussian over the chosen weights.
 
-    If the subset is the last layer, only the layer's inputs are needed (`Features`). Every other subset needs
-    derivatives of the outputs (`Gradients`).
+    If the chosen weights are those of the last layer, the covariances need only the layer's inputs (`Features`). Every other
+    subset needs derivatives of the outputs (`Gradients`).
     """
 
     jacobians: Jacobians
@@ -147,7 +147,8 @@ class LinearizedNetwork:
     def sampled(
         self, x: Any, budget: int, seed: int, posteriors: Sequence[WeightCovariance]
     ) -> Iterator[tuple[Tensor, list[LowRank]]]:
-        """Means of the outputs, and covariances from `NUM_DIRECTIONS` draws of each given Gaussian, in pieces."""
+        """Piece by piece, the means of the outputs and, for each Gaussian in `posteriors`, their covariance from `NUM_DIRECTIONS`
+        draws."""
         device = posteriors[0].prior.device
         drawn = [own.directions(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
         for mean, *changes in self.pushed(x, budget, drawn):
@@ -156,8 +157,8 @@ class LinearizedNetwork:
             yield mean, [LowRank((one / math.sqrt(len(one))).permute(1, 2, 0)) for one in flat]  # [B P, K, n]
 
     def pushed(self, x: Any, budget: int, offsets: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
-        """Outputs [B, ...], and their changes [S, B, ...] if the chosen weights move by offsets [S, n]. There is one
-        tensor of changes for each given set of offsets."""
+        """Outputs [B, ...], and their changes [S, B, ...] when offsets [S, n] are added to the chosen weights. Each entry of
+        `offsets` gives one tensor of changes."""
         args, kwargs = checked_inputs(x)
         rows = max(1, int(budget // (4 * self.jacobians.cost(args, kwargs).activations)))
         # number of draws that are on the device at a time
@@ -172,7 +173,7 @@ class LinearizedNetwork:
         return mean.to(self.dtype), changes.to(self.dtype)
 
     def moved(self, x: Any, budget: int, offsets: Tensor) -> Tensor:
-        """Outputs, [S, B, ...], after the chosen weights move by offsets [S, n]."""
+        """Outputs of the linearized network, [S, B, ...], after offsets [S, n] are added to the chosen weights."""
         outputs = self.jacobians.cost(*checked_inputs(x)).outputs if self.feature_cost(x) is None else 0
         many = outputs > max(MAX_EXACT_OUTPUTS, len(offsets)) or (outputs and offsets.shape[1] > MAX_PULLED_WEIGHTS)
         if many or isinstance(self.posterior, SampledCovariance):

@@ -78,8 +78,8 @@ Solver = Literal["auto", "conjugate_gradients", "minibatch"]
 @checked
 @dataclass(frozen=True)
 class Sampled:
-    r"""Options of `Laplace(covariance=Sampled(...))`, which stores draws of all weights. `"sampled"` means the default
-    options.
+    r"""Options of `Laplace(covariance=Sampled(...))`, which stores draws of all weights. `covariance="sampled"` is short for
+    `Sampled()` with the default options.
 
     With conjugate gradients, each iteration of a draw takes about four passes over the chosen examples. The minibatch
     solver takes, for each draw, one pass over all data and about four passes over `steps` minibatches. Neither cost
@@ -140,7 +140,7 @@ class Sampled:
         """Memory, in bytes, that draws of `size` weights take.
 
         The count includes one copy of the weights per draw, six more copies for each draw that is being solved, and two
-        copies that all draws share. If the draws are in CPU memory, only three copies are counted.
+        copies that all draws share. If the draws are in CPU memory, the count is three copies of the weights.
         """
         copies = 3 if self.stays_on_host(size) else self.num_draws + 6 * self.group(size) + 2
         return copies * size * torch.finfo(dtype).bits // 8
@@ -199,7 +199,8 @@ class SampledCovariance(WeightCovariance):
         draws: Deviations from the mean, [n, S].
         prior: $\delta$, [S].
         factor: Factor c on the prior precision for which the draws were made.
-        narrowed: Factor by which the covariance was multiplied.
+        narrowed: Factor by which `fit` multiplied the covariance so that training rows are predicted well; 1 if it was not
+            changed.
     """
 
     def __init__(self, subset: Subset, draws: Tensor, prior: Tensor, factor: float, narrowed: float = 1.0) -> None:
@@ -261,7 +262,7 @@ class SampledCovariance(WeightCovariance):
         return self.draws.square().mean(0)
 
     def log_det_ratio(self) -> Tensor:
-        """Raises `ValueError`, because draws have no determinant."""
+        """Raises `ValueError`, because the determinant of the covariance is unknown if only draws are stored."""
         raise ValueError(
             "Laplace: covariance='sampled' has no determinant, so the evidence and the KL are unknown; use "
             "covariance='kronecker' to compute them"
@@ -306,14 +307,13 @@ class OutputHessian:
 
 
 def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
-    r"""About `count` examples that represent all data. They have weights with which sums over them are unbiased
-    estimates of sums over all data.
+    r"""About `count` examples that represent all data. Weighted sums over these examples are unbiased estimates of sums over all
+    data.
 
-    Example n is kept with the probability $\pi_n = \min\big(1, \frac{K}{2} (\frac{\omega_n}{\sum \omega} +
-    \frac{t_n}{\sum t})\big)$ with its weight $\omega_n$ and $t_n = \omega_n \operatorname{tr}
-    H_n$. A kept example has the weight $\omega_n / \pi_n$. Examples with confident predictions have almost no
-    curvature, so a few examples have most of the curvature. The choice takes two forward passes over the data. The
-    chosen examples are in CPU memory.
+    Example n is kept with the probability $\pi_n = \min\big(1, \frac{K}{2} (\frac{\omega_n}{\sum \omega} + \frac{t_n}{\sum
+    t})\big)$, where K is `count`, $\omega_n$ is the example's weight, and $t_n = \omega_n \operatorname{tr} H_n$. A kept example
+    has the weight $\omega_n / \pi_n$. Examples with confident predictions have almost no curvature, so a few examples have most
+    of the curvature. The choice takes two forward passes over the data. The chosen examples are in CPU memory.
     """
     likelihood, jacobians = pieces.loss.likelihood, pieces.jacobians
 
@@ -376,9 +376,9 @@ def whiten(
 ) -> tuple[Tensor, KroneckerCovariance]:
     r"""The prior's scale $\delta$, [S], and $(\delta^{-1/2} K \delta^{-1/2} + c I)^{-1}$ for the Kronecker-factored curvature K.
 
-    If no prior is given, $\delta$ is the g-prior (Antorán et al. 2023, section 5), which is the diagonal of K. The data
-    then constrain all weights equally in units of the prior, and weights before a normalization layer may have any
-    size. All results stay on the device of the curvature. The eigenvectors are computed on `device`.
+    If no prior is given, $\delta$ is the g-prior (Antorán et al. 2023, section 5), which is the diagonal of K. In units of this
+    prior, the data constrain all weights equally, whatever the size of the weights before a normalization layer. All results stay
+    on the device of the curvature. The eigenvectors are computed on `device`.
     """
     given = {} if prior is None else subset.split(prior)
     scale: dict[str, Tensor] = {}
@@ -427,13 +427,13 @@ class Equations:
 
     $$ z = \operatorname*{argmin} \tfrac12 \sum_n \|J_n z - \epsilon_n\|^2_{H_n} + \tfrac{c}{2} \|z - \theta\|^2_\delta $$
 
-    With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$, the minimum has
-    the distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large
-    linear models, with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions
-    without data the solution equals $\theta$. Solvers that started at zero would take about twice as many iterations. The paper
-    uses gradient descent on minibatches with Nesterov's momentum. Here Kronecker factors also precondition these steps. Conjugate
-    gradients solve the same equations on all examples or on chosen examples. The products $J_n v$ and $J_n^\top v$ take two
-    passes of the network each, for all draws of a group at once. No Jacobian is formed.
+    With $\epsilon_n \sim \mathcal{N}(0, H_n^{-1})$ and $\theta \sim \mathcal{N}(0, (c\,\delta)^{-1})$, the minimizer z has the
+    distribution $\mathcal{N}(0, (H + c\,\delta)^{-1})$ (Antorán et al. 2023, "Sampling-based inference for large linear models,
+    with application to linearised Laplace"). Every solver starts at $z = \theta$, because in directions without data the solution
+    equals $\theta$. Solvers that started at zero would take about twice as many iterations. The paper uses gradient descent on
+    minibatches with Nesterov's momentum. Here Kronecker factors also precondition these steps. Conjugate gradients solve the same
+    equations on all examples or on chosen examples. The products $J_n v$ and $J_n^\top v$ take two passes of the network each,
+    for all draws of a group at once. No Jacobian is formed.
 
     Args:
         pieces: The data. Every pass must yield the same examples.
@@ -529,8 +529,8 @@ class Equations:
         return self._error(group, left)
 
     def _error(self, group: Group, left: Tensor) -> float:
-        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, where M is the preconditioner
-        and r is the residual.
+        r"""Largest relative error $\sqrt{r^\top M^{-1} r / u^\top \tilde H u}$ of some equations, where M is the preconditioner,
+        r is the residual, and $\tilde H = \delta^{-1/2} H \delta^{-1/2}$.
 
         $r^\top M^{-1} r$ estimates $e^\top (\tilde H + c I) e$ for the error e of the solution u. This quantity bounds the effect
         of e on the outputs. $u^\top \tilde H u = u^\top (b - r - c u)$ is the effect of the draw itself.
@@ -545,9 +545,9 @@ class Equations:
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
         r"""Take steps of Nesterov's method for some equations, with the curvature of a minibatch.
 
-        The current solution is stored as $z = \delta^{-1/2} u$, so that Jacobian products need no copy. The target is
-        computed from all data (Antorán et al. 2023, section 4.2). Therefore, the smaller the solution is, the less a step depends
-        on the choice of the minibatch.
+        The current solution is stored as $z = \delta^{-1/2} u$, so that Jacobian products need no copy. The right-hand side b is
+        computed from all data, not from the minibatch (Antorán et al. 2023, section 4.2). Therefore, the smaller the solution is,
+        the less a step depends on the choice of the minibatch.
         """
         self.rate = self.rate or RELATIVE_RATE / self._largest_eigenvalue(next(self._minibatches()))
         here, step = self.device, group.iteration
@@ -621,7 +621,7 @@ class Equations:
         return now.times(vectors, self.device).div_(self.noise_ratio)
 
     def error(self, group: Group) -> float:
-        """Relative error of the first equation, computed in a pass over the data."""
+        """Relative error of the solution of a group's first equation, computed in a pass over the data."""
         target, solution = group.target[:1], group.solution[:1]
         residual = target - self.product(solution)
         first = Group(target, solution, residual, target)
@@ -661,8 +661,8 @@ class Equations:
         return self._pulled(vectors_at, 1)
 
     def _push(self, along: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The outputs, and the changes of the outputs if the weights move along directions [g, S]. The changes are [g, B,
-        ...]."""
+        """The outputs, and their directional derivatives along g directions in weight space, given as [g, S]. The directional
+        derivatives are [g, B, ...]."""
         # The directions are copied for each piece, and the copy is freed before gradients of the same size are made.
         return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
@@ -701,12 +701,12 @@ class Equations:
         return total.mul_(self.root)
 
     def _rows(self, args: Args, kwargs: Kwargs) -> int:
-        """Number of examples whose activations and changes of activations fit into the memory budget."""
+        """Number of examples for which the activations and their directional derivatives fit into the memory budget."""
         held = (4 * self.at_once + 2) * self.pieces.jacobians.cost(args, kwargs).activations
         return max(1, int(self.pieces.memory // held))
 
     def set_noise(self, variance: float) -> float:
-        """Set the variance of a Gaussian noise, and return the ratio of the old variance to the new variance."""
+        """Set the noise variance of the Gaussian likelihood, and return the ratio of the old variance to the new variance."""
         assert isinstance(self.likelihood, Gaussian)
         ratio = float(self.likelihood.noise.detach()) / variance
         self.likelihood.set_noise(variance)
@@ -728,16 +728,19 @@ def find_factor(
     r"""Find and set the prior precision and the Gaussian noise for which the evidence of the linearized model is largest.
 
     At the maximum, $c = \gamma / \|\theta^*\|^2_\delta$ (MacKay 1992). $\theta^*$ is the mode of the linearized model, which is
-    not $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"). A group of draws
-    estimates the effective dimension $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) =
-    \mathbb{E}[u^\top (b - c u)]$. The noise is $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$.
+    not $w^*$ (Antorán et al. 2022, "Adapting the linearised Laplace model evidence for modern deep learning"). The effective
+    dimension $\gamma = \operatorname{tr}(H (H + c\,\delta)^{-1}) = \mathbb{E}[u^\top (b - c u)]$ is estimated from a group of
+    draws, where u solves the equation with the right-hand side b (see `Group`). The noise variance is $\sigma^2 = \mathrm{SSE} /
+    (N O - \gamma)$, where SSE is the sum of squared errors.
 
     The search starts at a large c, for which the equations are easy, and lowers c. For each c, the solver starts from the draws of
     the previous c. The final c is larger than every c at which the draws did not converge or predicted training rows
-    too badly. The loss of training rows is about proportional to 1 / c. The search uses this to compute how far c has to rise.
+    too badly. The draws raise the loss on the training rows by an amount that is about proportional to 1 / c. From the rise at
+    the current c, the search computes how far it has to raise c.
 
     `mean` contains the trained weights w*, [S]. `num_outputs` is N O, the number of outputs of all examples together. The
-    function `excess` returns the loss of training rows under draws [g, S], as a multiple of the largest allowed loss.
+    function `excess` returns by how much draws [g, S] raise the loss on the training rows, as a multiple of the largest allowed
+    rise.
     """
     most = min(len(mean), num_outputs)
     group, noise = _easy_equations(equations, mean, most)
@@ -771,8 +774,8 @@ def find_factor(
 
 
 def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Group, Tensor]:
-    """Equations for some draws and for the mode, with a prior precision so large that they are easy to solve. Also
-    returns the prior noise of the draws."""
+    """Equations for some draws and for the mode, with a prior precision so large that they are easy to solve. The second result
+    is the standard normal noise from which the draws' prior terms are computed."""
     norm = float((equations.prior.double() * mean.double().square()).sum())
     equations.factor = most / max(norm, 1e-12)
     start, noise = equations.start(0, equations.at_once), equations.prior_noise(0, equations.at_once)
@@ -781,8 +784,8 @@ def _easy_equations(equations: Equations, mean: Tensor, most: float) -> tuple[Gr
 
 
 def _move(group: Group, noise: Tensor, factors: tuple[float, float], ratio: float) -> None:
-    """Adapt the solutions to another prior precision and another noise ratio. The last row is the mode, and the other
-    rows are draws."""
+    """Adapt the equations and their solutions in `group` to a new prior precision and a new noise variance. The last row of
+    `group` belongs to the mode, and the other rows belong to draws."""
     (former, now), goals = factors, group.target[:-1]
     goals.add_(noise, alpha=-math.sqrt(former)).mul_(math.sqrt(ratio))  # the part that comes from the data
     goals.add_(noise, alpha=math.sqrt(now))
@@ -802,7 +805,8 @@ class DrawSolver:
     """Solver that makes draws from `Equations`, group by group.
 
     `draws` are deviations from the mean, [n, S], and `error` is the largest relative error of a draw (see
-    `Sampled.tolerance`). The function `checkpoint` is called from time to time with facts and tensors of the draws so far.
+    `Sampled.tolerance`). From time to time, the solver calls the function `checkpoint` with the state that a later run needs to
+    continue: plain values and tensors.
     """
 
     def __init__(
@@ -818,7 +822,7 @@ class DrawSolver:
         self._written = time.monotonic()
 
     def run(self) -> SampledCovariance:
-        """Solve for all missing draws."""
+        """Compute all draws that are not yet computed, and return the covariance that they define."""
         equations, options = self._equations, self._options
         most = options.steps if equations.minibatch else options.iterations
         while self._done < options.num_draws:

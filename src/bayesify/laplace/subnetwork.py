@@ -129,7 +129,7 @@ class _OfSize(Selector):
         self.choose = choose
 
     def count(self, candidates: Candidates) -> int:
-        """`size`. If it is a share, the result is that share of the weights, but at least 1."""
+        """`size`. If `size` is a share, the result is this share of the number of weights that can be chosen, but at least 1."""
         total = candidates.free
         if isinstance(self.size, float):
             return max(1, round(self.size * total))
@@ -287,9 +287,9 @@ def as_mask(values: Any) -> Tensor:
 def largest_variance(size: Count | float, num_examples: Count | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
-    This is the strategy of Daxberger et al. 2021, section 4. If the variances of the full posterior were used, this
-    choice would minimize the squared 2-Wasserstein distance between the posteriors of the subnetwork and of the whole
-    network. The diagonal posterior approximates these variances.
+    This is the strategy of Daxberger et al. 2021, section 4. Among all subnetworks of the same size, the weights with the largest
+    variances under the full posterior have the posterior that is closest to that of the whole network, in squared 2-Wasserstein
+    distance. The diagonal Laplace posterior approximates the variances of the full posterior.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
@@ -320,9 +320,9 @@ def largest_swag_variance(
 ) -> Selector:
     """The weights with the largest variance over iterates of SGD from the trained network (SWAG's diagonal; Maddox et al. 2019).
 
-    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. Weights without a gradient do not move
-    and are not chosen. The rule costs a training run: a copy of the network trains for the given number of epochs, and
-    each epoch gives an iterate.
+    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. SGD does not change weights without a gradient,
+    so they are not chosen. The rule costs a training run: a copy of the network trains for the given number of epochs, and each
+    epoch gives an iterate.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
@@ -449,9 +449,9 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
 
     $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
 
-    This is equation 12 of Daxberger et al. (2021), with $M = m m^\top$ for a mask m. The last trace is the sum of the square
-    roots of the eigenvalues of $\Sigma\,(M \odot \Sigma)$. These eigenvalues equal the eigenvalues of the symmetric $R^\top
-    \Sigma R$ with $R R^\top = M \odot \Sigma$.
+    This is equation 12 of Daxberger et al. (2021), with $M = m m^\top$ for a mask m. The trace of $(\Sigma\,(M \odot
+    \Sigma))^{1/2}$ is the sum of the square roots of the eigenvalues of $\Sigma\,(M \odot \Sigma)$. These eigenvalues equal the
+    eigenvalues of the symmetric $R^\top \Sigma R$ with $R R^\top = M \odot \Sigma$.
 
     Args:
         covariance: $\Sigma$, [P, P].

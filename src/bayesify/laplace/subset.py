@@ -101,7 +101,7 @@ class Subset:
         return torch.cat([self.gradients(gradients, name) for name in self.entries], dim=-1)
 
     def move(self, gradients: Gradients, offsets: Tensor) -> Tensor:
-        """Changes of the linearized outputs, [S, K, B], if the chosen entries move by offsets [S, n]."""
+        """Changes of the linearized outputs, [S, K, B], if offsets [S, n] are added to the chosen entries."""
         moved = offsets.new_zeros(len(offsets), *gradients.shape)
         for name, part in self.split(offsets).items():
             moved += torch.einsum("kbn,sn->skb", self.gradients(gradients, name).detach(), part)

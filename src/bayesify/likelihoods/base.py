@@ -147,7 +147,7 @@ class Likelihood(nn.Module):
 
         Args:
             outputs: Outputs of one draw, [B, ...].
-            y: Targets, if some of them mean "no label here".
+            y: Targets, which are needed only if some of them mean "no label here".
 
         Returns:
             K vectors with the shape of the outputs, [K, B, ...]. K is the number of entries of an example's outputs.
@@ -160,7 +160,7 @@ class Likelihood(nn.Module):
 
         Args:
             outputs: Outputs of one draw, [B, ...].
-            y: Targets, if some of them mean "no label here".
+            y: Targets, which are needed only if some of them mean "no label here".
 
         Returns:
             The tensors h and q, with the shape of the outputs; q is `None` if the matrix is diagonal, as it is by
@@ -270,8 +270,8 @@ class NumberLikelihood(Likelihood):
         return self.predictive(Outputs(kept=outputs.draws))
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
-        """Store a positive number, or one number per target, in `raw_<name>`, whose softplus is the number. Returns the number as
-        plain data."""
+        """Store a positive number, or one positive number per target, as its inverse softplus in `raw_<name>`. The result is the
+        stored number as a float, or the stored numbers as a list."""
         if isinstance(given, Tensor) and given.ndim > 1:
             raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
         values = given.tolist() if isinstance(given, Tensor) else given
@@ -317,8 +317,8 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def spread_factor(factor: Tensor) -> Tensor:
-    """Expand vectors at single positions to vectors over all outputs of an example, with 0 at all other positions: [B, *T, K, O]
-    -> [prod(T) K, B, *T, O]."""
+    """Expand each vector over the outputs of one position to a vector over all outputs of the example, with 0 at all other
+    positions: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
     batch, places, (count, size) = factor.shape[0], factor.shape[1:-2], factor.shape[-2:]
     flat = factor.reshape(batch, -1, count, size)
     positions = flat.shape[1]

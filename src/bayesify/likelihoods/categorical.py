@@ -179,8 +179,8 @@ class Categorical(Likelihood):
         r"""C - 1 vectors whose outer products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
 
         With the unit vector $s = \sqrt p$, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$, where
-        Q is an orthonormal basis of the space orthogonal to s. Q consists of all columns but the first of the
-        reflection that maps s to the first axis.
+        Q is an orthonormal basis of the space orthogonal to s. The columns of Q are the columns, except the first, of the
+        Householder reflection that maps s to the first axis.
         """
         last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
         factor = self._factor(last)  # [B, ..., K, C]
@@ -202,8 +202,8 @@ class Categorical(Likelihood):
 
         Each class is chosen at most once. Its chance is proportional to $p_c$, but at most 1. The most likely classes
         are chosen with certainty and have weight $p_c$. The other classes are chosen by systematic sampling, in equal
-        steps through the remaining probability, and have equal weights. If fewer than `count` classes together have probability
-        1, the choice is not random.
+        steps through the remaining probability, and have equal weights. If fewer than `count` classes have nonzero probability,
+        the choice is not random.
         """
         probs = self._classes_last(as_float(outputs).unsqueeze(0))[0].softmax(-1)  # [B, ..., C]
         if probs.flatten(1).shape[1] - math.prod(probs.shape[1:-1]) <= count:
@@ -235,7 +235,8 @@ def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator |
     Classes are considered in order of decreasing probability. For each class, the quotient is the total probability of this and
     all later classes, divided by the number of classes still to choose. The class is chosen with certainty if its probability
     exceeds the quotient. From the first class whose probability does not exceed its quotient, classes are chosen by systematic
-    sampling (Madow 1949). It starts at a random place and takes steps as large as this quotient.
+    sampling (Madow 1949). Systematic sampling starts at a random point of the cumulative probability and takes steps as large as
+    this class's quotient.
     """
     ordered, classes = probs.sort(-1, descending=True)
     # Sum from the least likely class, because 1 minus the sum of the others would be rounding error.

@@ -49,7 +49,7 @@ class Gaussian(NumberLikelihood):
 
     @property
     def noise(self) -> Tensor:
-        """Noise variance: a scalar, or [O]. Gradients with respect to the variance can be computed from it; `noise.item()` or
+        """Noise variance: a scalar, or [O]. The tensor is differentiable with respect to `raw_noise`; `noise.item()` or
         `noise.tolist()` gives plain numbers."""
         return self._stored("noise")
 
@@ -61,7 +61,7 @@ class Gaussian(NumberLikelihood):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the variance was given, or has been found, trained or loaded."""
+        """Whether the variance is final: it was passed to the constructor, or has been found, trained or loaded."""
         untouched = torch.tensor(raw_positive(START_NOISE), dtype=self.raw_noise.dtype)
         return not self.is_learned_by_fit or not torch.equal(self.raw_noise.detach().cpu(), untouched)
 

@@ -30,8 +30,8 @@ def expected_log_likelihood(
         likelihood: p(y | f).
         num_data: Number N of examples in the whole dataset.
         example_weights: Weights $\omega$ of the examples, [B]; 1 by default.
-        exact: Whether to use `log_prob` and its own gradients instead of the likelihood's `objective`. Samplers need
-            this.
+        exact: Whether to use `log_prob` and its own gradients instead of the likelihood's `objective`. Samplers need the exact
+            gradients of `log_prob`.
 
     Raises:
         ValueError: If `num_data` is below the batch size, or if the weights do not fit the batch.
@@ -59,7 +59,8 @@ def integrated_log_likelihood(
 ) -> Tensor:
     r"""The data term if the outputs are not draws but Gaussians with means and variances [S, B, O].
 
-    It is the data term of the means minus $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$.
+    The result is the data term of the means minus $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$, where v is the sum of an example's
+    output variances.
     """
     data = expected_log_likelihood(mean, y, likelihood, num_data, example_weights)
     spread = (variance / likelihood.noise.to(variance)).sum(-1)  # [S, B]

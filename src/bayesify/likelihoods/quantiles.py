@@ -23,10 +23,11 @@ class Quantiles(NumberLikelihood):
     r"""Quantiles of the target at given levels. Quantiles at higher levels are always larger, and no shape of the distribution is
     assumed.
 
-    The network's last axis contains O quantiles at the middle level m. After these it contains, for each other level in order, O
-    values f. A value f determines the distance to the next quantile toward the middle: $(z_{k+1} -
-    z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the standard normal quantiles. If all values are 0, the result
-    therefore has the quantiles of the standard normal distribution, shifted to the middle quantile.
+    The network's last axis contains O quantiles at the middle level m. After these quantiles, the last axis contains O values f
+    for each other level, in increasing order of the levels. A value f determines the distance to the next quantile toward the
+    middle: $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the standard normal quantiles. If all values f are
+    0, the quantiles are therefore those of a normal distribution with standard deviation 1 whose quantile at level m is the
+    network's.
 
     Quantiles do not define a density, so training does not maximize a likelihood in the strict sense. Training maximizes
     `objective`, a pseudo-likelihood that combines the pinball losses of all levels with a scale s:

@@ -5,11 +5,11 @@ stride s, dilation d and padding p. Hence
 
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
-At stride 1, this is the correlation of maps at lag $d (b - a)$. It covers all positions except a few at the borders,
-which only one of the kernel positions a and b reaches. The correlations come from Fourier transforms (`correlate`), and
-the border strips are subtracted. With a larger stride, patches are extracted and multiplied for a few examples at a
-time. For the gradient, they are extracted again. In both cases, the computation needs the memory of a few maps (Ober &
-Aitchison 2021, section 2.2).
+At stride 1, the entry of $A^\top A$ for kernel positions a and b is the correlation of maps at lag $d (b - a)$. The correlation's
+sum covers all positions except a few at the borders, which only one of the kernel positions a and b reaches. The correlations
+come from Fourier transforms (`correlate`), and the border strips are subtracted. With a larger stride, patches are extracted and
+multiplied for a few examples at a time. For the gradient, they are extracted again. For every stride, the computation needs only
+the memory of a few maps (Ober & Aitchison 2021, section 2.2).
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def _negated(lag: Offset) -> Offset:
 
 @dataclass(frozen=True)
 class _Box:
-    """Correlation over a part of the positions at a border.
+    """Correlation of two maps at a lag, summed over a box of positions at a border.
 
-    `ranges` contains the first position and the end of the box in each axis. Positions are counted in the factor that the lag
-    does not shift.
+    `ranges` contains the first position and the end of the box in each axis. The positions are those of the map that the lag does
+    not shift.
     """
 
     lags: Offset
@@ -102,8 +102,8 @@ class _Box:
     axis: int  # an axis in which the box is a strip at a border
 
     def cut(self, side: Tensor, start: int, forward: bool) -> Tensor:
-        """One of the two factors of the box. The result is a view of `side`, [G, M, *n, C], whose positions begin at
-        `start`."""
+        """One of the two maps that the box correlates, cut to the positions of the box. The result is a view of `side`, [G, M,
+        *n, C]; `start` is the position at which `side` begins."""
         for axis, (lag, (first, end)) in enumerate(zip(self.lags, self.ranges, strict=True)):
             move = max(0, lag if forward else -lag) - (start if axis == self.axis else 0)
             side = side.narrow(2 + axis, first + move, end - first)
@@ -284,8 +284,8 @@ def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Te
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
-    """First position and end of each border that the boxes need. Keys are pairs of an axis and a flag that is true for
-    the border at the start of this axis."""
+    """First position and end of each border strip, chosen so that the strip contains all its boxes. Keys are pairs of an axis and
+    a flag that is true for the border at the start of this axis."""
     found: dict[tuple[int, bool], tuple[int, int]] = {}
     for box in boxes:
         (first, end), lag = box.ranges[box.axis], abs(box.lags[box.axis])
@@ -298,7 +298,7 @@ def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
 def _factors(
     boxes: Sequence[_Box], starts: dict[tuple[int, bool], int], sides: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """Both factors of each box as views of the borders."""
+    """The two maps that each box correlates, as views of the border strips."""
     order = {key: index for index, key in enumerate(starts)}
     found = []
     for box in boxes:

@@ -40,7 +40,7 @@ def has_products(device: torch.device) -> bool:
 
 
 class Shape(NamedTuple):
-    """Number of columns that a kernel processes at a time, and the number of rows at a time if it loops over rows."""
+    """Number of columns that a kernel processes at a time, and, for kernels that loop over rows, the number of rows."""
 
     step: int
     tall: int
@@ -87,14 +87,16 @@ def _columns(rest: Tensor, count: int) -> Tensor:
 class MatheronPlan:
     r"""Memory layout of many matrices and their factors for kernels; see `matheron.conditional_draw`.
 
-    The table has these columns:
+    The kernels read a table that has one row per matrix and these columns:
 
-    - d_out, d_in, M_r, M_c;
-    - first number and row length of $A_r$ and of $[B_c A_c]$; first number of U;
+    - size of the matrix (d_out, d_in) and of U (M_r, M_c);
+    - index of the first number, and row length, of $A_r$ and of $[B_c A_c]$; index of the first number of U;
     - first quad of the noise, quads between draws, quads between rows (a quad is four numbers);
-    - number of columns of W, first number of the draws of W, distance between rows of W (between columns in a lookup);
-    - first number of the draws of b; sizes of a draw of W and of b;
-    - first part of the matrix, number of its parts, and whether it is a lookup.
+    - number of columns of W, index of the first number of the draws of W, distance between rows of W (between columns if W is an
+    embedding table);
+    - index of the first number of the draws of b; number of entries in a draw of W and in a draw of b;
+    - index of the matrix's first part, number of its parts (a part is a range of columns in a block of rows), and whether W is an
+    embedding table.
     """
 
     def __init__(
@@ -180,7 +182,7 @@ class MatheronPlan:
         self.columns = {step: torch.tensor(part, dtype=torch.int32).to(self.device) for step, part in columns.items()}
 
     def operands(self, blocks: Sequence[Factors]) -> tuple[Tensor, Tensor]:
-        """$A_r$ of all matrices, and $[B_c A_c]$ of all matrices with columns in memory order; each is one piece of memory."""
+        """Two flat tensors: $A_r$ of all matrices, and $[B_c A_c]$ of all matrices, with columns in memory order."""
         stack = blocks[0].stack
         if stack is not None:
             rows, rests, reaches = [stack.row_reach], [stack.col_rest], [stack.col_reach]
@@ -209,10 +211,11 @@ class MatheronPlan:
     def draw(
         self, low: bool, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor
     ) -> tuple[Sequence[Place], list[Tensor]]:
-        """Draws of each W and b. For the backward pass, the result also contains i and $A_r o$, in the layout of `start`.
+        """Draws of each W and b. For the backward pass, the result also contains the matrices i and $A_r o$ of `GroupDraw`, in
+        the layout of `start`.
 
-        With `low`, products with matrices of the weights' size use bfloat16. `rows` and `cols` come from `operands`,
-        `start` holds the matrices V, [S, M_r, M_c] each, concatenated, and `size` is s of each matrix.
+        If `low` is true, products with matrices as large as W use bfloat16. `rows` and `cols` are the results of `operands`;
+        `start` concatenates the matrices V, [S, M_r, M_c] each, and `size` holds the scale s of each matrix (see `GroupDraw`).
         """
         from bayesify.maths import matheron_kernels as kernels
 

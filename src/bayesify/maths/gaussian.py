@@ -59,7 +59,7 @@ def _with_kl(
 ) -> list[Tensor]:
     r"""Gradients with respect to all means, then all log stds, including the KL's gradients.
 
-    `slopes` are gradients with respect to s. They are overwritten.
+    `slopes` are gradients with respect to the standard deviations s. They are overwritten.
 
     $$ \bar m = \text{through} + \overline{\mathrm{KL}}\, m / \sigma^2, \qquad
        \overline{\log s} = (\text{slopes} + \overline{\mathrm{KL}}\, s / \sigma^2)\, s - \overline{\mathrm{KL}} $$
@@ -141,7 +141,7 @@ def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 @lru_cache(maxsize=64)
 def _repeated(stds: tuple[float, ...], counts: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    r"""$1 / 2\sigma^2$ of each entry, [P]."""
+    r"""$1 / 2\sigma^2$ of each entry, where $\sigma$ is the entry's prior standard deviation, [P]."""
     with torch.inference_mode(False):
         scales = torch.tensor([0.5 / std**2 for std in stds], dtype=dtype, device=device)
         return scales.repeat_interleave(torch.tensor(counts, device=device))

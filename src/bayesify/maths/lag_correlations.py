@@ -63,10 +63,10 @@ def correlate(
     r"""The correlations $\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q +
     \delta)$, where maps are 0 outside their borders.
 
-    A correlation at a few lags is a sum over frequencies; each term is a matrix product that sums over examples. The
-    work is therefore two transforms and one product of C x M with M x (C + R) per frequency, for any number of lags.
-    The products are real, few and large, and only their left operands are transposed. On some processors these
-    properties matter more than the number of operations.
+    A correlation at a few lags is a sum over frequencies; each term is a matrix product that sums over examples. For any number
+    of lags, the work is therefore two transforms and, for each frequency, one product of C x M with M x (C + R). The products are
+    real, few and large, and only their left operands are transposed. On some processors these properties matter more than the
+    number of operations.
 
     The results are the two correlations, [own lags, G, C, C] and [cross lags, G, C, R], and the values for
     `correlate_gradient`.
@@ -103,8 +103,8 @@ def correlate_gradient(
     """Gradients with respect to x and y: sums of shifted maps, computed by the same transforms.
 
     `own` and `cross` are gradients with respect to the results of `correlate`. `sums` is the gradient with respect to the sums of
-    y over positions, [G, M, R]; it is used only if these sums were taken from the spectrum. Without the scale of `correlate`, the
-    results are gradients with respect to the scaled maps.
+    y over positions, [G, M, R]; it is used only if these sums were taken from the spectrum. If `scale` is not the scale that
+    `correlate` used but `None`, the results are gradients with respect to the scaled maps.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)

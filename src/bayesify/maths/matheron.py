@@ -38,9 +38,9 @@ class Stack:
 class Factors:
     r"""Quantities that all draws share because they depend only on Z and D, for L matrices with inducing matrices of the same size.
 
-    With $\Psi = Z Z^\top + D^2 = L L^\top$ on each side, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$, so that
-    $A A^\top + B B^\top = I$. Matrices of equal size form a group. The lists have one entry per group; G is the number
-    of matrices in the group.
+    For the rows and for the columns, $\Psi = Z Z^\top + D^2 = L L^\top$, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$,
+    so that $A A^\top + B B^\top = I$. Matrices of equal size form a group. The lists `row_reach` and `col_reach` have one entry
+    per group; G is the number of matrices in the group.
     """
 
     row_reach: list[Tensor]  # [G, M_r, d_out] each
@@ -257,14 +257,14 @@ def conditional_draw(
        \bar U = A_r (E_1 A_c^\top + E_3 B_c^\top) + B_r E_2 $$
 
     $\bar U$ is the whitened form of eq. 36. Its last two terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
-    with $K = A A^\top$. This equals $I - K_c \otimes K_r$. Together with the covariance of the first term, it gives a
-    unit covariance. Two noise arrays are therefore enough, whereas the paper uses three. No Cholesky factor of $Z
-    Z^\top$ is needed, and no case is singular.
+    with $K = A A^\top$. This equals $I - K_c \otimes K_r$. The first term adds the covariance $K_c \otimes K_r$, so $\bar U$ has
+    unit covariance. Besides $E_1$, two noise arrays are therefore enough, whereas the paper uses three. The rule needs no
+    Cholesky factor of $Z Z^\top$, so it also works if $Z Z^\top$ is singular.
 
     Whitened U is [L, S, M_r, M_c]. The scales $\lambda$ are [L]. The prior standard deviations $\sigma$ are [L], or [L, S] if
     they differ between draws. The draws of each group are [G, S, d_out, d_in]. The noise, with the shapes of `noise_shapes`, is
-    overwritten if gradients are off. Operands of products with matrices of the weights' size have the given dtype, and the
-    products are summed in float32. If gradients are off, draws also have this dtype.
+    overwritten if gradients are off. In products with matrices as large as W, the operands have the given dtype, and the sums are
+    in float32. If gradients are off, draws also have this dtype.
     """
     base, amplitude = start_and_size(factors, u, scale, sigma, noise[0])
     counts = factors.counts
@@ -318,9 +318,9 @@ class GroupDraw(Function):
     o$ for the start V, and $l = A_r^\top i$, draws are $W = s E + l A_c$. The gradient $\bar W$ gives $\bar l = \bar W
     A_c^\top$, $\bar i = A_r \bar l$, $\bar o = - A_r^\top s \bar i$, and $\bar A_c = l^\top \bar W + \bar o^\top E$,
     $\bar A_r = i \bar l^\top - s \bar i o^\top$, $\bar B_c = \bar o^\top E_3$, $\bar s = \langle \bar W, E \rangle -
-    \langle \bar i, A_r o \rangle$. This takes three products with matrices of the weights' size instead of four. The
-    noise E is kept for the backward pass, because $\bar A_c$ and $\bar s$ are products with E. If the products have
-    another dtype, a copy of E in that dtype is kept too.
+    \langle \bar i, A_r o \rangle$. These gradients take three products with matrices as large as W instead of four. The noise E
+    is kept for the backward pass, because $\bar A_c$ and $\bar s$ are products with E. If the products have another dtype, a copy
+    of E in that dtype is kept too.
     """
 
     @staticmethod

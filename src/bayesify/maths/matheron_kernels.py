@@ -27,13 +27,14 @@ def _dot(a, b, total, LOW: tl.constexpr):
 
 @triton.jit
 def _read(row, column):
-    """Entry of the table, which must fit into 32 bits."""
+    """Entry of the plan's table; the entry must fit into 32 bits."""
     return tl.load(row + column).to(tl.int32)
 
 
 @triton.jit
 def _noise(key, quad, sign, COLS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """Noise [ROWS, COLS] whose rows begin at the given quads of the stream; see `bayesify.maths.philox`."""
+    """Noise [ROWS, COLS] whose rows begin at the given quads (groups of four numbers) of the stream; see
+    `bayesify.maths.philox`."""
     at = quad[:, None] + tl.arange(0, COLS // 4)[None, :]
     tile = at // QUADS
     zero = at * 0
@@ -74,7 +75,7 @@ def _small(flat, row, draw, m_r, m_c, SIZE: tl.constexpr):
 
 @triton.jit
 def _place(row, i, j, draw, LOOKUP: tl.constexpr):
-    """Positions of entries of W among the draws: [rows, cols]."""
+    """Indices of some entries of W in the flat tensor of all draws: [rows, cols]."""
     first = _read(row, 13) + draw * _read(row, 16)
     step = _read(row, 14)
     if LOOKUP:  # noqa: SIM108 (Triton has no conditional expressions)

@@ -4,8 +4,8 @@ The features of a network that runs in bfloat16 are bfloat16 numbers. Products o
 float32, and a GPU sums in float32 as fast as it multiplies. Therefore the only rounding error in $\sum_m \lambda_m
 A_m^\top [A_m\ V_m]$, a sum over examples m, comes from float32 sums over the positions of one example. $\lambda$
 multiplies these sums. Only V is rounded to bfloat16. V takes the place of the network's outputs, which are also rounded
-to bfloat16. For any rounding of V, the two matrices still belong to a regression, so the bound remains a bound. Unlike
-`convolution_moments`, this module extracts the patches; it works on chunks of examples to limit the memory.
+to bfloat16. However V is rounded, the two matrices are those of some regression, so the evidence lower bound remains valid.
+Unlike `convolution_moments`, this module extracts the patches; it works on chunks of examples to limit the memory.
 """
 
 from __future__ import annotations

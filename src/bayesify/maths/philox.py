@@ -1,5 +1,5 @@
-r"""Counter-based stream of normal numbers on a GPU. Any number of the stream can be generated at any place and time,
-and generated again later.
+r"""Counter-based stream of normal numbers on a GPU. Each number of the stream can be computed alone, in any kernel, as often as
+needed.
 
 Numbers 4 j to 4 j + 3 of tile t come from Philox4x32 (Salmon et al. 2011) with the seed as key and the counter (j, t, 0, 0).
 Philox's four words a, b, c, d give $r(a) \cos(b), r(a) \sin(b), r(c) \cos(d), r(c) \sin(d)$ (Box & Muller 1958), where

@@ -1,4 +1,4 @@
-"""Scalars whose gradients are computed in the forward pass, such as sums with only one piece in memory at a time."""
+"""Scalars whose gradients are computed in the forward pass, such as sums over pieces of which only one is in memory at a time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ with_gradients: Callable[..., Tensor] = _WithGradients.apply
 def sum_of_pieces(part: Callable[[Any, Sequence[Tensor]], Tensor], pieces: list[Any], *given: Tensor) -> Tensor:
     """The sum over pieces of `part(piece, given)`, with only one piece in memory at a time.
 
-    If an entry of `given` is a parameter, `part` may also read it from its module.
+    If an entry of `given` is a module's parameter, `part` may also read it from the module.
     """
 
     def compute(given: Sequence[Tensor], wanted: Sequence[int]) -> Found:

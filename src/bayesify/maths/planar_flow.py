@@ -23,7 +23,7 @@ def slope(u: Tensor, w: Tensor) -> Tensor:
     $$ w \cdot \hat u = \epsilon + (1 - \epsilon)\, \text{softplus}(w \cdot u) - 1, \qquad
        \epsilon = 32\, \text{eps}\, (1 + |u| |w|) \le \tfrac12 $$
 
-    In floating point, softplus alone is 0 for $w \cdot u$ far below 0, and the layer would not be invertible.
+    Without the margin $\epsilon$, softplus would round to 0 for $w \cdot u$ far below 0, and the layer would not be invertible.
     For u and w [..., D], the result is [..., 1].
     """
     size = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(w, dim=-1, keepdim=True)

@@ -146,8 +146,8 @@ def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices $A = Q \Lambda Q^\top$: [..., n] and [..., n, n].
 
     The computation is in float64, and on the CPU if the device does not support float64. In float32 some machines'
-    LAPACK does not converge for curvatures with many zero rows. If a matrix is not finite or no eigenvectors are found,
-    a `ValueError` calls the matrix `what`.
+    LAPACK does not converge for curvatures with many zero rows. If a matrix is not finite or no eigenvectors are found, the
+    function raises a `ValueError` whose message calls the matrix `what`.
     """
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError(f"{what} is not finite; check the data and the network's outputs for NaN or infinity")

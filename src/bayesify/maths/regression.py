@@ -56,11 +56,13 @@ class RegressionFactors:
     r"""The two matrices that determine G regressions. The regressions are solved in float64 if the device supports it.
 
     In float32, rounding loses the prior's term I in $I + B$ if $\lVert B \rVert$ exceeds about $10^4$. In float64, the term I is
-    preserved for norms up to $10^{12}$. It is also preserved for larger norms that are due only to the units of the columns of B.
+    preserved for norms up to $10^{12}$. The term I is also preserved for larger norms if only the units of the columns of B make
+    them large.
 
     `careful` is a name for $I + B$ in warnings and errors, or `None`. If `careful` is given, a matrix that is not finite raises
     an error. A matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at least
-    1. No variance then exceeds the prior's variance. If `careful` is `None`, failures are only marked in `failed`.
+    1. After this replacement, no posterior variance exceeds the prior's variance. If `careful` is `None`, failures are only
+    marked in `failed`.
     """
 
     gram: Tensor  # B, [*batch, G, D, D]

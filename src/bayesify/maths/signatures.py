@@ -31,8 +31,8 @@ class Function(torch.autograd.Function):
 def gradients_again(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients of outputs that torch operations computed. These gradients can be differentiated again. The gradient is `None`
-    for inputs that do not require a gradient."""
+    """Gradients, with respect to inputs, of outputs that were computed by torch operations. These gradients can be differentiated
+    again. The gradient is `None` for inputs that do not require a gradient."""
     given = [(out.to(grad.dtype), grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
     live, through = zip(*((out, grad) for out, grad in given if out.requires_grad), strict=True)
     wanted = [value for value in inputs if value.requires_grad]
@@ -41,7 +41,7 @@ def gradients_again(
 
 
 def leading_axes(info: Any, in_dims: Sequence[int | None], values: Sequence[Any]) -> list[Any]:
-    """For functions that take leading axes: tensors with the `vmap` axis moved to the front, [R, ...]. Other values are
+    """Tensors with the `vmap` axis moved to the front, [R, ...], for functions that accept leading axes. Other values are
     unchanged."""
     return [
         value

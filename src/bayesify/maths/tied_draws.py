@@ -22,13 +22,13 @@ FACTORS_PER_PROGRAM = 512
 class TiedPlan:
     r"""Memory layout of many matrices `[W b]` for kernels, with $s_{ij} = \sum_k u_{ik} v_{jk}$; see `KTied`.
 
-    The table has these columns:
+    The kernels read a table that has one row per matrix and these columns:
 
     - positions of the mean, the raw row factors and the raw column factors, in numbers from `base`;
     - number of entries, number of columns; first tile of noise, number of tiles per draw;
     - number of columns of W, first number of the draws of W, distance between rows, number of positions per channel, distance
       between channels, distance between positions;
-    - first number of the draws of b; sizes of a draw of W and of b;
+    - index of the first number of the draws of b; number of entries in a draw of W and in a draw of b;
     - first numbers of the gradients with respect to the mean, the row factors and the column factors;
     - number of row factors, number of column factors.
     """
@@ -83,7 +83,8 @@ class TiedPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
-        """For each block, its matrix, its side of the matrix, and its number on this side: [blocks, 3]."""
+        """For each block of factors: the index of its matrix, 0 for row factors or 1 for column factors, and the block's index
+        among the blocks of this kind: [blocks, 3]."""
         found = [
             (at, side, number)
             for at, pair in enumerate(sizes)

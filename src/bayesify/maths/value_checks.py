@@ -21,7 +21,8 @@ def should_check(tensor: Tensor) -> bool:
 
 @contextmanager
 def deferred_checks() -> Iterator[None]:
-    """Context in which values on a GPU are not read, so that the host does not wait. A guard checks the results later."""
+    """Context in which values on a GPU are not read, so that the host does not wait. The training step's `Guard` checks the
+    results later."""
     before = getattr(_STATE, "deferred", False)
     _STATE.deferred = True
     try:

@@ -69,7 +69,7 @@ def _sums(matrix: Tensor) -> Tensor:
 
 class _Dyadic(Function):
     """The map from c to the matrix with entries c_{i ^ j} or, if `sums` is true, the transpose of this map. The gradient of each
-    map is the other map, so it gathers entries instead of scattering them."""
+    map is the other map, so the backward pass gathers entries instead of scattering them."""
 
     @staticmethod
     def forward(value: Tensor, sums: bool) -> Tensor:
@@ -128,8 +128,8 @@ def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
     r"""Factors $s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (eq. 7), found by alternating least squares.
 
-    Given two of $s_1$, $c$ and $s_2$, the best third factor has a closed form, so the distance never grows. The start has random
-    signs, because the problem has many optima.
+    Given two of $s_1$, $c$ and $s_2$, the best third factor has a closed form, so the distance never grows. The initial $s_1$ and
+    $s_2$ have random signs, because the problem has many optima.
 
     Args:
         matrix: [..., D, D].

@@ -157,7 +157,8 @@ class _NarrowBlock(nn.Module):
 
 
 class _Pool(nn.Module):
-    """Means of 2 x 2 positions, instead of `nn.AvgPool2d(2)`, whose gradient is slower on a GPU than a convolution's gradient."""
+    """Means of 2 x 2 positions, computed without `nn.AvgPool2d(2)`, because its gradient is slower on a GPU than the gradient of
+    a convolution."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.movedim(-3, -1)

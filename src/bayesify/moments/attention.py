@@ -89,7 +89,7 @@ def _attend(
 
 
 def _shift(scale: float, attention: Tensor, variance: Tensor, query_spread: Tensor | None, key: Tensor) -> Tensor:
-    r"""Change of the mean attention that is due to noise of the scores, to second order, [..., T, J].
+    r"""Second-order change of the mean attention that noise in the scores causes, [..., T, J].
 
     With the covariance $\Sigma$ of a query's scores, the change is $\frac12 A_j\,(\Sigma_{jj} - 2 (\Sigma A)_j - \sum_k A_k
     \Sigma_{kk} + 2 A^\top \Sigma A)$. The noise of the query is common to all keys; the noise of different keys is independent.

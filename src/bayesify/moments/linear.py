@@ -77,9 +77,9 @@ def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    r"""Weights that all positions share cause correlated noise. The result contains its correlation at neighboring positions and
-    at any two positions. The correlation at positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the
-    same sum for p = q: [2, B].
+    r"""Correlation between positions of the noise that shared weights cause: at neighboring positions, and on average at any two
+    positions. The correlation at positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for
+    p = q: [2, B].
 
     `weight` is the variance of the weights of each input channel, summed over outputs, [I].
     """
@@ -279,11 +279,11 @@ def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
 
 
 def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:
-    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$ for the K positions of a kernel, which are fully correlated.
-    The approximation avoids one product per channel.
+    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$, the variance that weights M pass on from inputs with standard
+    deviations s, if the K positions of a kernel are fully correlated. The approximation avoids one product per channel.
 
     In $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$, the terms of the last sum are treated as if they
-    had random signs, which gives $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
+    had random signs. The square is then $(\sum_k M_k)^2\,\bar s^2 + \sum_k (M_k - \bar M)^2\,\overline{(s - \bar s)^2}$.
     """
     size = math.prod(weight.shape[2:])
     if size == 1:
@@ -471,7 +471,7 @@ def _normalize(
 ) -> Moments:
     """Units that are normalized over the last two axes of a shape [..., C, P], then scaled and shifted.
 
-    The fraction `share` of the units' variance counts as noise after normalization.
+    The check for too much noise counts only the fraction `share` of the units' variance.
     """
     variance = value.variance.reshape(shape)
     z, spread, scale = _normalized(value.mean.reshape(shape), variance, eps)

@@ -123,8 +123,8 @@ def _rule(count: int) -> list[tuple[float, float]]:
 
 
 def quadrature(mean: Tensor, variance: Tensor, function: Callable[[Tensor], Tensor], count: int) -> Found:
-    """Mean, variance and gain, computed by a Gauss-Hermite rule. For tiny variances, points are moved apart to avoid rounding
-    errors."""
+    """Mean, variance and gain, computed by a Gauss-Hermite rule. For tiny variances, the quadrature points are moved apart to
+    avoid rounding errors."""
     std = variance.sqrt()
     least = (1e-6 if mean.dtype == torch.float64 else 1e-3) * (1 + mean.abs())
     wide, is_narrow = torch.maximum(std, least), std < least

@@ -86,8 +86,8 @@ def predict_moments(
 def _weights(
     network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
 ) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
-    """For each weight name, the mean and the variance; a variance of 0 is `None`. Also returns a cache of decisions, which is
-    valid for the current state of each posterior."""
+    """For each weight name, the mean and the variance; a variance of 0 is `None`. The second result is one cache per posterior,
+    valid until the posterior's parameters change; `_Network` stores in it whether approximations are accurate enough."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
     decisions: list[dict[Any, Any]] = []
@@ -226,8 +226,8 @@ class _Network:
         return found if value.mean.ndim == 2 else found.diagonal(dim1=1, dim2=2)
 
     def _serves(self, args: Any, kwargs: Any) -> bool:
-        """Whether the approximation is close to the exact result for the first examples. The answer is cached for the
-        current state of the posteriors."""
+        """Whether the approximate variances of the outputs are close to the exact variances, for the first examples of the batch.
+        The answer is cached for the current state of the posteriors."""
         shapes = tuple(leaf.shape[1:] for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
         first, *others = self.decisions
         known = first.get(shapes)
@@ -267,7 +267,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
-    """Node of the graph of responses for all outputs, or for the chosen outputs, with the shape [B, O]."""
+    """Node for all outputs, or for the chosen outputs, reshaped to [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
         return value.node
     size = value.mean[0].numel() if chosen is None else len(chosen)
@@ -322,7 +322,7 @@ def _rule(size: int) -> Tensor:
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Points of an integration rule over the Gaussian of the outputs, [n, B, ...]."""
+    """Points of an integration rule for the Gaussian distribution of the outputs, [n, B, ...]."""
     mean, spread = gaussian.mean, gaussian.covariance
     if spread.ndim == 2:
         half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)

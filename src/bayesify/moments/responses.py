@@ -40,8 +40,7 @@ class Noise(Protocol):
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """A list of tensors [B, F] whose squared entries add up to the variance of a weighted sum of the units' noise, with the
-        slopes as weights.
+        """A list of tensors [B, F]. Their squared entries add up to the variance of the sum of slope times noise over all units.
 
         The slopes have the units' shape.
         """
@@ -243,7 +242,7 @@ class Plan:
             open_ends |= {parent.order for parent in at.parents}
 
     def features(self, sample: Tensor) -> Iterator[dict[int, list[Tensor]]]:
-        """The features of each noise source, one output after the other; see `Noise`."""
+        """For each output in turn, yield the features of each noise source; see `Noise.features`."""
         added: dict[int, Tensor] = {}
         changes: dict[int, Tensor] = {}
         with torch.inference_mode(False), torch.enable_grad():

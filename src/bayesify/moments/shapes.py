@@ -56,7 +56,8 @@ def _one(x: Moments, y: Any) -> Value:
 
 
 def _layout(shape: Sequence[int], *values: Value) -> tuple[int, ...]:
-    """Kinds of the axes of a result whose operands are broadcast. An axis holds channels if it holds channels in any operand."""
+    """For each axis of a broadcast result, its kind (examples, positions or channels); see `Value`. An axis holds channels if it
+    holds channels in any operand."""
     found = [0] * len(shape)
     for value in values:
         for axis, (flag, size) in enumerate(
@@ -360,8 +361,8 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
     """The same as `_largest_of`, but each pair of the K positions has its own correlation.
 
     Repeatedly, the two positions with the highest correlation are replaced by their maximum, until one position is left. In
-    another order, equal numbers could be treated as different, for example the maximum of a and b and the maximum of copies of a
-    and b. Means and standard deviations are [..., K], and correlations are [..., K, K].
+    another order, the maximum of a and b and the maximum of copies of a and b could be treated as different numbers. Means and
+    standard deviations are [..., K], and correlations are [..., K, K].
     """
     shape, count = mean.shape[:-1], mean.shape[-1]
     mean, std = mean.flatten(0, -2), std.flatten(0, -2)

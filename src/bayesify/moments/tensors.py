@@ -325,9 +325,9 @@ def _settle(*values: Value) -> tuple[Tensor, Tensor, Tensor] | None:
 
 
 def nonlinear(value: Value, what: str) -> Value:
-    """The value with known variances, which nonlinear functions need. If this is cheap, estimated variances of a few channels are
-    replaced by the variances that follow from the linear responses. Raises `NoRule` if the variances are unknown and
-    there are too many units to compute the variances one by one.
+    """The value with known variances, which nonlinear functions need. If the units have few channels and the computation is
+    cheap, estimated variances are replaced by variances that follow from the linear responses. Raises `NoRule` if the variances
+    are unknown and there are too many units to compute the variances one by one.
     """
     channels = math.prod(size for size, kind in zip(value.mean.shape, value.channels, strict=True) if kind > 0)
     if value.doubt == EXACT or (value.doubt == ESTIMATED and channels > MAX_ESTIMATED_CHANNELS):
@@ -503,8 +503,8 @@ step."""
 
 
 def in_pieces(step: Callable[..., tuple[Tensor, ...]], *units: Tensor | None) -> tuple[Tensor, ...]:
-    """The result of a step that treats examples, on the first axis of all tensors, separately. On a CPU, it is computed for
-    a few examples at a time."""
+    """The result of `step`, a function that treats each example separately; examples are on the first axis of all tensors. On a
+    CPU, the result is computed for a few examples at a time."""
     first = next(part for part in units if part is not None)
     rows = max(1, MAX_PIECE_UNITS * len(first) // max(1, first.numel()))
     if first.device.type != "cpu" or rows >= len(first):

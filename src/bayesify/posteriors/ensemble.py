@@ -21,9 +21,9 @@ class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
     q has no density, so `kl` is $-\log p(m_k)$ averaged over members, and the ELBO is the mean of the members' MAP
-    objectives. The members are the draws and share one likelihood. `fit` runs members in the same way as draws. It runs small
-    networks together with `vmap`. For models with their own likelihood and data, use a `ModelStack`. Draws visit the members
-    equally often. Each member has its own running statistics of BatchNorm layers.
+    objectives. Each draw is one of the members, and all members share one likelihood. `fit` runs members in the same way as
+    draws. It runs the members of a small network in one batch, using `vmap`. For models with their own likelihood and data, use a
+    `ModelStack`. Every member is drawn equally often. Each member has its own running statistics of BatchNorm layers.
 
     A network may have several ensembles with $K_1, K_2, \dots$ members. Together they form
     $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks, each with its own statistics. Network n uses member n mod $K_i$ of
@@ -33,9 +33,10 @@ class Ensemble(Posterior):
     Args:
         members: Number of members K.
         init: How the members start. With `"reset"`, the first member starts at the network's weights. The other members
-            get their initial values from `reset_parameters()` of the module that owns the weight. If the module has no
-            such method, the initial values are normal with the mean and spread of the weight. With `"network"`, the other members
-            start at the network's weights plus noise with 10 % of the weight's spread.
+            get their initial values from `reset_parameters()` of the module that owns the weight. If the module has no such
+            method, the initial values are drawn from a normal distribution with the mean and standard deviation of the weight's
+            entries. With `"network"`, the other members start at the network's weights plus noise, whose standard deviation is 10
+            % of that of the weight's entries.
 
     Raises:
         ValueError: If `members` is below 1 or `init` is unknown.
@@ -92,7 +93,7 @@ class Ensemble(Posterior):
         return self.num_networks
 
     def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Give each network its own batch statistics, because unrelated networks have no meaningful average.
+        """Give each network its own batch statistics, because an average over unrelated networks would suit none of them.
 
         The first ensemble stores the statistics of all networks.
         """

@@ -32,8 +32,8 @@ class FullCovariance(Posterior):
     2 numbers.
 
     Args:
-        init_std: Diagonal of every factor before training. The default is a tenth of the root mean square of the layer's weights,
-            or less if the layer comes before a BatchNorm layer.
+        init_std: Initial value of the diagonal entries of each layer's Cholesky factor. The default is a tenth of the root mean
+            square of the layer's weights, or less if the layer comes before a BatchNorm layer.
 
     Raises:
         ValueError: If `init_std` is not positive, or if a layer has more than 20,000 weights.
@@ -111,7 +111,7 @@ class FullCovariance(Posterior):
 
     @torch.no_grad()
     def set_to_prior(self, prior: PriorDraw) -> None:
-        """Set means to 0, and each covariance to the prior's diagonal."""
+        """Set means to 0, and each covariance to the prior's diagonal covariance."""
         stds = fixed_stds(self, prior)
         for layer in self.layers:
             self.mean_value[layer.name].zero_()

@@ -50,7 +50,7 @@ class LocalInducing(Posterior):
         kl_form: `"closed"` for the closed form, or `"sampled"` for $\log q - \log p$ at the draw.
         init: Initial value of V. With `"random"`, V is standard normal. With `"network"`, V contains the network's own outputs
             for the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns of `[W b]`, the
-            mean of q then starts close to the network.
+            mean of q is then initially close to the network's weights.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -102,7 +102,7 @@ class LocalInducing(Posterior):
         return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
 
     def problem(self, layer: Layer, scale: PriorScale) -> RegressionFactors:
-        """The regression of one layer's whitened rows for each draw of the prior, in float64: [*S, 1, D, R]."""
+        """The regression for the whitened rows of one layer's `[W b]`, for each draw of the prior, in float64: [*S, 1, D, R]."""
         mix = HalfPrecision(log_diagonal=widened(self.log_precision[layer.name]))
         design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
@@ -110,7 +110,7 @@ class LocalInducing(Posterior):
         return RegressionFactors(design.mT @ design, design.mT @ outputs, what)
 
     def regression(self, layer: Layer, scale: PriorScale) -> Regression:
-        """The posterior over whitened rows of one layer."""
+        """The posterior over the whitened rows of one layer's `[W b]`."""
         return self.problem(layer, scale).solve()
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:

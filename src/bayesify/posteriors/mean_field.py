@@ -39,14 +39,14 @@ class MeanField(Posterior):
             less if the layer comes before a BatchNorm layer.
         max_std: Upper bound on every standard deviation.
         local_reparameterization: Whether the training objective draws noise at the outputs of linear layers that see each example
-            once (see `LocalGaussian`). Other layers and predictions draw weights. With noise at the outputs, gradients are less
-            noisy than with drawn weights, but a step takes longer.
+            once (see `LocalGaussian`). In other layers, and in predictions, weights are drawn. With noise at the outputs,
+            gradients are less noisy than with drawn weights, but a step takes longer.
         units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"`, a stored mean is the
             mean divided by the prior's standard deviation. If the prior draws its standard deviation, the divisor is the initial
             mean of this standard deviation. With `"prior"`, a step of Adam moves each mean by the learning rate times the prior's
             standard deviation, in layers of any width. The code of Ober & Aitchison (2021) does the same. With `"weight"`, a
             learning rate of 0.01 moves the means of a layer with 288 inputs by 0.17 prior standard deviations. With such large
-            steps, global inducing points in the layers above diverge.
+            steps, training diverges if later layers have a `GlobalInducing` posterior.
 
     Raises:
         ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.

@@ -22,11 +22,11 @@ class RankOne(Posterior):
     $$ [W\,b] = \bar W \circ r s^\top, \qquad q(r, s) = \frac1K \sum_k \mathcal{N}(r; m^r_k, \operatorname{diag}) \,
        \mathcal{N}(s; m^s_k, \operatorname{diag}), \qquad p(r) = p(s) = \mathcal{N}(1, \text{factor\_prior\_std}^2) $$
 
-    $\bar W$ is a point estimate. W has no density over all matrices. `kl` is therefore $-\log p(\bar W)$ plus the mean, over
-    components, of the KL of the factors. By convexity, this mean is at least the KL of the mixture, so the objective remains a
-    lower bound. Stored parameters: `value` is unconstrained and starts at the network's weights. `row_mean` and `col_mean` are
-    unconstrained and start at 1. If there are several components, their means initially differ by 10 %, or by 3 % in networks
-    with BatchNorm. `row_raw_std` and `col_raw_std` are mapped through softplus.
+    $\bar W$ is a point estimate. The distribution of W has no density in the space of all matrices. `kl` is therefore $-\log
+    p(\bar W)$ plus the mean, over components, of the KL of the factors. By convexity, this mean is at least the KL of the
+    mixture, so the objective remains a lower bound. Stored parameters: `value` is unconstrained and starts at the network's
+    weights. `row_mean` and `col_mean` are unconstrained and start at 1. If there are several components, their means initially
+    differ by 10 %, or by 3 % in networks with BatchNorm. `row_raw_std` and `col_raw_std` are mapped through softplus.
 
     The noise of a matrix consists of two vectors, so writing the weights dominates the cost of a draw. A GPU therefore
     needs no special kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).

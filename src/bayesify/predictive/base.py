@@ -163,7 +163,7 @@ class Predictive:
         """The network's outputs for each draw: [S, B, ...].
 
         Raises:
-            RuntimeError: If the prediction exceeded the memory budget and was reduced chunk by chunk.
+            RuntimeError: If the outputs were not kept, because they exceeded the memory budget.
         """
         if self._source.kept is None:
             raise RuntimeError(

@@ -40,10 +40,11 @@ class OutputGaussian:
             covariance may also be a `Spread` over the K outputs at each position. In this case, the K outputs are on the axis
             `axis` of the mean.
         seed: Seed of the draws.
-        axis: Axis of the K outputs of a `Spread`, counted from the end. If it is `None`, all O outputs of an example form one row
-            of the spread.
+        axis: Axis of the K outputs of a `Spread`, counted from the end. If `axis` is `None`, all O outputs of an example form one
+            row of the spread.
         same_noise: Whether all examples use the same noise, from a Latin hypercube. If so, the draws of an example do not depend
-            on the other examples. In addition, a row of weight 2 gives the same result as two copies of the row.
+            on the other examples. The same noise also ensures that a row of weight 2 gives the same result as two copies of the
+            row.
     """
 
     def __init__(
@@ -223,13 +224,13 @@ class GaussianClassPredictive(ClassificationPredictive):
     - `"bridge"`: the mean of the Dirichlet distribution that matches the Gaussian (Hobbhahn et al. 2022),
       $\alpha_k = \frac{1}{v'_k} (1 - \frac2K + \frac{e^{m'_k}}{K^2} \sum_j e^{-m'_j})$.
 
-    Whatever the link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. `outputs` contains
-    other draws.
+    Whatever the link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. The draws in the
+    property `outputs` use other noise than the draws of `"mc"`.
 
     Args:
         outputs: The Gaussian over outputs.
         axis: Axis of the classes in the outputs, counted from the end. If it is `None`, each output is a yes-or-no decision.
-        link: The approximation; see above.
+        link: The approximation: `"mc"`, `"probit"` or `"bridge"`.
         ignore_index: A label that means "no label here".
     """
 

@@ -38,7 +38,8 @@ class RegressionPredictive(Predictive):
         self.family = family
 
     def map_components(self, function: Callable[..., tuple[Tensor, ...]]) -> Self:
-        """The same draws with different distributions of the family. A function maps the old parameters [S, rows, O] to new ones.
+        """The same mixture over draws, with new parameters of each draw's distribution. The argument `function` maps the old
+        parameters [S, rows, O] to the new parameters.
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.
@@ -125,8 +126,8 @@ class RegressionPredictive(Predictive):
         return self._log_mean(y, censored, lambda found: found)
 
     def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
-        """Combine the log-densities and log-probabilities [S, rows, O] of each draw with `joined`, and return the logarithm of
-        the mean over draws."""
+        """Apply the function `joined` to the log-densities and log-probabilities [S, rows, O] of the draws, and return the
+        logarithm of the mean over draws."""
         masks = () if censored is None or not bool(censored.any()) else (censored,)
 
         def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
@@ -210,8 +211,8 @@ class RegressionPredictive(Predictive):
 
         $$ \mathbb{E}|Y - y| - \tfrac12 \mathbb{E}|Y - Y'|, \quad Y, Y' \sim p \text{ independent} $$   (Gneiting & Raftery 2007)
 
-        Gaussians have a closed form. For other families the first term has a closed form, and the second term is a sum or an
-        integral; see the family's `half_spread`.
+        For Gaussians, the whole score has a closed form. For other families, $\mathbb{E}|Y - y|$ has a closed form, and $\tfrac12
+        \mathbb{E}|Y - Y'|$ is a sum or an integral; see the family's `half_spread`.
         """
         self.family.check_targets(y)
         return self._rowwise(self.family.crps, y)

@@ -52,7 +52,7 @@ class Spread(ABC):
 
     @abstractmethod
     def row_means(self) -> Tensor:
-        r"""The mean of each row of the covariances, $C 1 / K$: [N, K]."""
+        r"""For each covariance matrix C, the means of the rows of C, $C 1 / K$: [N, K]."""
 
     @abstractmethod
     def move(self, noise: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class SharedBasis(Spread):
         return self._rows if self._basis is None else self._rows @ self._basis.square().T
 
     def row_means(self) -> Tensor:
-        """The means of the rows, computed as products with the eigenvectors' means."""
+        """The means of the rows of each covariance matrix, computed as products with the eigenvectors' means."""
         if self._basis is None:
             return self._rows / self.num_noise
         return (self._rows * self._basis.mean(0)) @ self._basis.T
@@ -141,7 +141,7 @@ class LowRank(Spread):
         return self._rows.square().sum(-1)
 
     def row_means(self) -> Tensor:
-        """The means of the rows, computed as products with the columns' means."""
+        """The means of the rows of each covariance matrix, computed as products of R with the means of its columns."""
         return (self._rows @ self._rows.mean(-2).unsqueeze(-1)).squeeze(-1)
 
     def move(self, noise: Tensor) -> Tensor:

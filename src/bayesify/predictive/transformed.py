@@ -39,8 +39,8 @@ class TargetTransform:
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    For a transform whose targets are at least 0, every target has a z that is at least the z of the target 0. A smaller z is
-    mapped back to the target 0.
+    If a transform accepts only targets of at least 0, the smallest possible z is that of the target 0. A smaller z is mapped back
+    to the target 0.
 
     Args:
         name: Name of the transform; see above.
@@ -97,7 +97,7 @@ class TargetTransform:
 
     @staticmethod
     def takes(name: str, y: Tensor) -> bool:
-        """Whether a transform accepts all of these targets."""
+        """Whether a transform accepts all targets in `y`."""
         least = float(y.min())
         return least > 0 if name in ("log", "box_cox") else least >= 0 or name not in ("log1p", "sqrt")
 
@@ -211,12 +211,13 @@ class TransformedPredictive(RegressionPredictive):
 
     Quantiles, intervals and the distribution function are mapped back from z and are exact. The log-density is the log-density of
     z plus $\log dz/dy$. Mean and variance are computed by integrating the quantile function over $u = \Phi^{-1}(p)$ for $|u| <
-    6$. Quantiles of z are computed at some places and interpolated by cubics in between. For mixtures of Gaussians, the error of
-    mean and variance is about 1e-3. In other families, the tails may be so heavy that the mean of y does not exist. For these
-    families, unless the transform is `none`, mean and variance describe the middle 99.9 % of the distribution. With any
-    transform, the mean is limited to the range of the middle 99.9 %. Without this limit, the far tails, where there are no data,
-    would determine the mean if log y is a wide Gaussian. The CRPS uses the same quantiles. The ratio of the epistemic variance to
-    the total variance is the same as for z. If the transform is only a shift and a scale, everything is exact.
+    6$. Quantiles of z are computed at some values of u and interpolated by cubic polynomials in between. For mixtures of
+    Gaussians, the error of mean and variance is about 1e-3. In other families, the tails may be so heavy that the mean of y does
+    not exist. For these families, unless the transform is `none`, mean and variance describe the middle 99.9 % of the
+    distribution. With any transform, the mean is limited to the interval that contains the middle 99.9 % of the distribution.
+    If log y is a wide Gaussian, the limit keeps the far tails, where there are no data, from determining the mean. The CRPS is
+    computed from the same quantiles as the mean and the variance. The ratio of the epistemic variance to the total variance is
+    the same as for z. If the transform is only a shift and a scale, everything is exact.
 
     Args:
         inner: The predictive of z, [B, O].

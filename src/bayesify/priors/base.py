@@ -156,7 +156,8 @@ class PriorDraw:
         return torch.cholesky_inverse(factor) / self._std(name, factor).square().reshape(-1, 1, 1)
 
     def _std(self, name: str, like: Tensor) -> Tensor:
-        """A weight's scale as a tensor with the type and device of `like`. A number is created on the device, without a copy."""
+        """A weight's scale as a tensor with the type and device of `like`. If the scale is a number, the tensor is created
+        directly on the device."""
         std = self.std[name]
         return std.to(like) if isinstance(std, Tensor) else like.new_full((), std)
 
@@ -240,7 +241,7 @@ _PLAIN = frozenset((bool, int, float, str, type(None)))
 
 
 class _Live(Mapping[str, Any]):
-    """A mapping, such as `std`, of the result of `Prior.typical`. It is computed again at each access."""
+    """One of the mappings in the result of `Prior.typical`, such as `std`. It is computed again at each access."""
 
     def __init__(self, prior: Prior, key: str) -> None:
         self.prior, self.key = prior, key

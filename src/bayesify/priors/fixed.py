@@ -52,8 +52,8 @@ class Neal(Prior):
     not depend on the width of the layers.
 
     The fan-in of a layer is the number of its inputs. The bias does not count. Ritter et al. (2021) include the bias in
-    W, so their fan-in is larger by 1. For a 3 x 3 convolution of 64 channels, which has 576 inputs, the standard
-    deviations differ by 0.09 %. A bias shares its layer's fan-in. Embeddings, normalization layers and custom
+    W, so their fan-in is larger by 1. For a 3 x 3 convolution of 64 channels, which has 576 inputs, their prior standard
+    deviation is 0.09 % smaller than here. A bias shares its layer's fan-in. Embeddings, normalization layers and custom
     parameters have no fan-in, and their standard deviation is `scale`.
 
     Args:

@@ -28,8 +28,8 @@ class Scale(Prior):
     $$ \mathrm{KL} = \mathbb{E}_{q(s)} \mathrm{KL}(q(w) \| p(w | s)) + \mathrm{KL}(q(s) \| p(s)). $$
 
     The first term uses one reparameterized draw of s (see `draw_gamma`) for each of the S draws of the weights. The second term
-    has a closed form. The KL includes the cost of what is learned about the prior, so the bounds of different models
-    are comparable.
+    has a closed form. The KL also penalizes what is learned about the prior's scales, so the bounds of different models are
+    comparable.
 
     The parameters are `log_alpha` and `log_beta`. Alpha and beta both start at $P_l / 2$, where $P_l$ is the number of
     weights of the layer. If the weights are as large as expected under Neal's prior, $q(s_l)$ is then the exact
@@ -81,7 +81,7 @@ class Scale(Prior):
         return PriorDraw(self._by_weight(mean[None]), self.kl(), std_variance=self._by_weight(variance[None], power=2))
 
     def _by_weight(self, roots: Tensor, power: int = 1) -> dict[str, Tensor]:
-        """For each weight, take the values of its layer from [S, L] and multiply them by a power of the weight's scale under
+        """For each weight, the values of its layer from a tensor [S, L], times a power of the weight's standard deviation under
         Neal's prior: [S]."""
         columns = roots.unbind(-1)
         made: dict[tuple[str, float], Tensor] = {}

@@ -31,8 +31,8 @@ class SpatialInverseWishart(Prior):
 
     The parameters are `log_nu`, `log_diagonal` (logarithms of d) and `lower` (entries of N, row by row), where
     $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular. Kernels of equal K are stored together,
-    in the order of the network. $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. The mean of $L^{-1}$ is then I, and
-    $L^{-1}$ has the spread that it would have if this number of filters had been observed.
+    in the order of the network. $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. At these values, the mean of
+    $L^{-1}$ under q(L) is I, and q(L) is as wide as the posterior after $\nu$ observed filters.
 
     Shapes:
         log_nu: [G], for each K with G kernels; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
@@ -56,7 +56,7 @@ class SpatialInverseWishart(Prior):
         self.log_nu, self.log_diagonal, self.lower = (nn.ParameterDict(part) for part in (nu, diagonal, lower))
 
     def std_of(self, weight: Weight) -> float:
-        """`1 / sqrt(fan_in)`; for a kernel, this value assumes uncorrelated positions."""
+        """Prior standard deviation of a weight, `1 / sqrt(fan_in)`; for a kernel, this is the value for L = I."""
         return 1 / math.sqrt(weight.fan_in or 1)
 
     def dof(self, size: int) -> Tensor:
@@ -73,7 +73,7 @@ class SpatialInverseWishart(Prior):
         return found
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
-        """S draws of the factor of each kernel's correlation."""
+        """For each kernel, S draws from q(L), each stored as a factor of $L^{-1}$."""
         factors: dict[str, Tensor] = {}
         for size, names in self.groups.items():
             drawn = self._root(size) @ bartlett(self.dof(size), size, num_draws, generator)  # [S, G, K, K]
@@ -81,7 +81,7 @@ class SpatialInverseWishart(Prior):
         return PriorDraw(self._stds(), self.kl(), factors)
 
     def typical(self) -> PriorDraw:
-        """The mean of each factor under q(L)."""
+        """For each kernel, the mean under q(L) of the factor of $L^{-1}$."""
         factors: dict[str, Tensor] = {}
         for size, names in self.groups.items():
             mean = self._root(size) @ bartlett_mean(self.dof(size), size)  # [G, K, K]

@@ -30,8 +30,8 @@ class Varied(Prior):
 
     @classmethod
     def of(cls, prior: Prior, stds: Sequence[Mapping[str, Any]], like: Tensor) -> Self:
-        """Make the prior of the first of R models. `stds` contains the scales of each model, by weight name. The attribute
-        `every` of the prior contains the scales of all models, [R, U]."""
+        """Make a prior whose `scales` are those of the first of R models. `stds` contains the scales of each model, by weight
+        name. The attribute `every` of the prior contains the scales of all models, [R, U]."""
         made = cls()
         made.weights = dict(prior.weights)
         columns = {name: tuple(float(one[name]) for one in stds) for name in prior.weights}
@@ -42,7 +42,7 @@ class Varied(Prior):
         return made
 
     def std_of(self, weight: Weight) -> float:
-        """The scale as a number. It is not available within function transforms."""
+        """The scale as a number. This method does not work inside function transforms such as `vmap`."""
         return float(self.scales[self.places[weight.name]])
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:

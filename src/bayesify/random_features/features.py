@@ -103,8 +103,8 @@ class RandomFourierFeatures(nn.Module):
 class RandomFeatureNetwork(nn.Module):
     r"""$f_o(x) = \phi(x)^\top w_o$: random features and a linear layer without bias for each output (Rossi et al. 2020, eq. 15).
 
-    Each output has its own layer, `heads.0`, `heads.1`, ..., so that a posterior sees one column of weights per output.
-    If $w \sim \mathcal{N}(0, I)$, the outputs are independent Gaussian processes with the features' kernel.
+    Each output has its own layer (`heads.0`, `heads.1`, ...), and therefore its own weight in the posterior. If $w \sim
+    \mathcal{N}(0, I)$, the outputs are independent Gaussian processes with the features' kernel.
 
     Args:
         num_inputs: Number of inputs D.

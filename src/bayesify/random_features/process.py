@@ -57,8 +57,8 @@ class RandomFeatureGP(BayesianNetwork):
         num_features: Number of features n, an even number. If n is a power of 4, the features fill the block of
             `"walsh_hadamard"` completely.
         num_outputs: Number of outputs O. The outputs are independent processes with the same kernel.
-        posterior: A posterior, a name, or a dict with a name and options. The posteriors `"mean_field"`, `"full_covariance"` and
-            `"walsh_hadamard"`, given by name, start with a standard deviation of 0.1.
+        posterior: A posterior, a name, or a dict with a name and options. If `"mean_field"`, `"full_covariance"` or
+            `"walsh_hadamard"` is passed as a name, the standard deviations of this posterior start at 0.1.
         likelihood: Likelihood p(y | f); by default Gaussian with a learned variance that starts at 0.0004.
         lengthscale: Initial lengthscales: one number, or one number per input. The default is $\sqrt{D} / 2$ and suits
             inputs from 0 to 1.

@@ -110,7 +110,7 @@ class Results:
         return None if state is None else state.number
 
     def is_settled(self) -> bool:
-        """Whether this thread has already compared the parameters inside the current `settled` scope."""
+        """Whether this thread has already compared the parameters with their stored copy inside the current `settled` context."""
         return _SCOPE.settled is not None and self in _SCOPE.settled
 
     def _state_of(self, owner: nn.Module) -> _State | None:
@@ -130,11 +130,11 @@ class Results:
     def run_beside_comparison(
         self, owner: nn.Module, number: int, run: Callable[[], Computed]
     ) -> tuple[Computed, bool]:
-        """Run a function on the owner's GPU. Return its result, and whether the parameters were in state `number` when the
-        function began.
+        """Run a function on the owner's GPU. Return the function's result, and whether the parameters, when the function began,
+        were equal to those for which `state` returned `number`.
 
-        The parameters are compared on a separate stream. The device therefore has work while the host waits for the result of the
-        comparison.
+        The parameters are compared on a separate stream. The device therefore runs the function while the host waits for the
+        result of the comparison.
         """
         tensors = tensors_in(owner)
         with self._lock:
@@ -196,5 +196,6 @@ def computed_anew() -> AbstractContextManager[None]:
 
 
 def settled() -> AbstractContextManager[None]:
-    """Context in which this thread does not change parameters. The parameters of each module are therefore compared only once."""
+    """Context in which this thread does not change parameters. Each module's parameters are therefore compared with their stored
+    copy only once."""
     return assigned([_SCOPE], "settled", {} if _SCOPE.settled is None else _SCOPE.settled)

@@ -144,8 +144,8 @@ def side_stream() -> Iterator[None]:
 
 @contextmanager
 def watch_waits() -> Iterator[list[str]]:
-    """Yield a list. At the end of the context, the list names the places at which the code inside the context waited for the
-    device."""
+    """Yield a list, which is filled when the context ends. At the end of the context, the list names the places at which the code
+    inside the context waited for the device."""
     found: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:

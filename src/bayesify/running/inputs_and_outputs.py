@@ -142,13 +142,14 @@ def map_rows(function: Callable[[Tensor], Tensor], args: Args, kwargs: Kwargs) -
 
 
 def split_rows(args: Args, kwargs: Kwargs, rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Split a batch into pieces of `rows` examples. Inputs of another length are passed whole to every piece."""
+    """Split a batch into pieces of `rows` examples. An input without one entry per example is passed whole with every piece."""
     for start in range(0, batch_size(args, kwargs), rows):
         yield map_rows(lambda leaf, start=start: leaf[start : start + rows], args, kwargs)  # type: ignore[misc]
 
 
 def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, Any]]:
-    """At most `rows` examples, taken alternately from the two halves of the batch. Inputs of another length are not cut."""
+    """At most `rows` examples, taken alternately from the two halves of the batch. An input without one entry per example is
+    returned whole."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
@@ -160,7 +161,7 @@ def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, A
 class Untouched:
     """Inputs for several passes of a network that may change its inputs in place. Each pass sees the same values.
 
-    The caller's tensors stay unchanged. One copy is reused until the versions of its tensors change.
+    The caller's tensors stay unchanged. All passes get the same copy until a pass changes one of its tensors in place.
     """
 
     def __init__(self, args: Args, kwargs: Kwargs) -> None:

@@ -160,7 +160,7 @@ def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
-    """Pairs of a tensor's id and a flag, for tensors that operations after node number `end` use outside of a layer's call. The
+    """For each tensor that an operation after node number `end` uses outside of a layer's call: the tensor's id and a flag. The
     flag says whether the operation is a matrix product.
 
     `node` is the outputs' node in the autograd graph, and `made` has the nodes of the outputs of layer calls.

@@ -99,13 +99,14 @@ class LightCopy:
     """A copy of a module tree that shares all tensors with the original. The copy has its own modes and its own slots for
     parameters and buffers.
 
-    Attributes that refer to modules of the tree (lists, dicts, bound methods, objects) refer to the copied modules instead.
-    Except in torch's own modules, containers are copied together with nested containers, up to `MAX_CONTAINER_ENTRIES` entries in
-    total. All other attributes are shared, and so are the contents of tuples and other objects. Copying takes microseconds per
-    module.
+    In the copy, attributes that refer to modules of the tree (lists, dicts, bound methods, objects) refer to the copied modules.
+    Containers in the attributes of modules that are not torch's own are copied if they have at most `MAX_CONTAINER_ENTRIES`
+    entries, including those of nested containers. All other attributes are shared, and so are the contents of tuples and other
+    objects. Copying takes microseconds per module.
 
     With `hooks`, hooks can be registered with the copy's modules. `owners` are the paths of the modules whose slots will be
-    filled. Other leaf modules of torch, which a pass does not change, are then shared instead of copied.
+    filled. If `owners` are passed and `hooks` is false, torch's other leaf modules, which a pass does not change, are shared
+    instead of copied.
 
     `root` is the copy of the whole network, and `owned` has the copies of the owners by path. The copy is not `complete` if
     the network is compiled, because compiled code runs only the original module object. `places` are the slots that the last
@@ -237,8 +238,8 @@ class LightCopy:
     def remember(self) -> None:
         """Record the network and the copy, for `is_current` and `write_back`.
 
-        Nothing is recorded if the copy can serve only one pass. This is the case if objects other than modules hold modules, or
-        if modules have hooks, are scripted, or can keep state outside their dict.
+        Nothing is recorded if the copy can serve only one pass. A copy can serve only one pass if objects other than modules hold
+        modules, or if modules have hooks, are scripted, or can keep state outside their dict.
         """
         if self._scripted or not self.complete or not all(map(self._known.serves_again, self._copied)):
             return
@@ -349,8 +350,9 @@ class FreeCopies:
 
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
     written back. Checking both conditions costs less than making another copy. Other code may still refer to a module of the
-    copy, for example as a dictionary key. Even then a reuse is correct, because with a plain network the key would also be the
-    same in every call. Each prediction uses a new copy. Nothing that its passes store in this copy is written back.
+    copy, for example as a dictionary key. The copy can be reused even then, because the original module would also be the same
+    key in every call. Each prediction uses a new copy. Nothing that the passes of a prediction store in its copy is written back
+    to the network.
     """
 
     def __init__(self) -> None:
@@ -454,7 +456,7 @@ def _holds_modules(value: Any, seen: set[int]) -> bool:
 
 
 def _parts(value: Any) -> list[Any]:
-    """The objects that an object visibly contains."""
+    """The objects to which a container, a bound method, a `functools.partial` or the `__dict__` of another object refers."""
     if isinstance(value, dict):
         return [*value.keys(), *value.values()]
     if isinstance(value, (list, tuple, set, frozenset)):

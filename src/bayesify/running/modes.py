@@ -46,7 +46,8 @@ def assigned(owners: Iterable[Any], name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def modes_kept(modules: Iterable[nn.Module], *, evaluate: bool = False) -> Iterator[None]:
-    """Restore the mode (train or eval) of each module at the end. With `evaluate`, all are in evaluation mode until then."""
+    """Restore the mode (train or eval) of each module at the end. With `evaluate`, all modules are in evaluation mode inside the
+    context."""
     before = [(module, module.training) for module in modules]
     try:
         for module, mode in before:
@@ -59,7 +60,7 @@ def modes_kept(modules: Iterable[nn.Module], *, evaluate: bool = False) -> Itera
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Context in which torch uses this many threads."""
+    """Context in which torch uses `count` threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -69,7 +70,8 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 class SharedSetting:
-    """A process-wide setting that several threads may need at the same time. The first thread turns it on; the last resets it."""
+    """A process-wide setting that several threads may need at the same time. The first thread that needs the setting turns it on,
+    and the last one resets it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make

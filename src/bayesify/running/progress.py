@@ -16,8 +16,9 @@ class Display:
     """Context manager that shows a progress line on standard error. Without a terminal, nothing is shown.
 
     The columns are `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or texts. A text may contain
-    `{task.description}` and `{task.fields[...]}`; `fields` gives the initial values of the latter. The total is `None` if it is
-    unknown. A transient line disappears at the end. `console` replaces the console of `rich` on standard error.
+    `{task.description}` and `{task.fields[...]}`; `fields` gives the initial values of the latter. `total` is the total amount of
+    work; `None` if it is unknown. With `transient`, the line disappears at the end. `console` replaces the console of `rich` on
+    standard error.
     """
 
     def __init__(
@@ -89,8 +90,8 @@ class TimeLeft(Display):
         self._start = self._said = monotonic()
 
     def tell(self, name: str, done: int, total: int, share: float | None = None) -> None:
-        """Show the progress of the work `name`. If the parts differ in cost, `share` is the fraction of the work that is
-        finished."""
+        """Show the progress of the work `name`. `share` is the finished fraction of the work; it defaults to `done / total`,
+        which is right if all parts cost the same."""
         now, share = monotonic(), done / max(total, 1) if share is None else share
         if not self._show:
             return

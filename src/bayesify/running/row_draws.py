@@ -21,14 +21,14 @@ class NotByRows(RuntimeError):
 
 class RowWeight(StructuredWeight):
     r"""S draws of a linear map's weight, [S, *shape]. Draw s applies to block s of the S B rows of a batch,
-    $y_{sb} = W_s x_{sb}$. The weight itself has the shape of one draw."""
+    $y_{sb} = W_s x_{sb}$. As a tensor, a `RowWeight` has the shape of one draw."""
 
     def __new__(cls, draws: Tensor, rows: int) -> Self:
         """Wrap draws."""
         return cls.wrap(draws.shape[1:], draws, (draws,), (rows,))
 
     def materialize(self) -> Tensor:
-        """Always raises, because no single tensor represents S draws."""
+        """Always raises `NotByRows`, because no single tensor represents S draws."""
         raise NotByRows("a drawn weight is used by a function other than torch.nn.functional.linear")
 
 

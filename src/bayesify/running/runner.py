@@ -85,9 +85,9 @@ class RowCost(NamedTuple):
 
 
 class Decisions:
-    """Decisions about a network, which are valid as long as the network has the same modules of the same types.
+    """Decisions on how to run a network; they are valid as long as the network has the same modules of the same types.
 
-    `row_costs` maps each kind of inputs to the cost of one example.
+    `row_costs` maps the shapes and types of a network's inputs to the bytes per example.
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
@@ -104,14 +104,14 @@ class Decisions:
         self.row_costs: dict[Hashable, RowCost] = {}
 
     def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
-        """Whether these modules, and their types, are the ones for which the decisions were made. If `some` is true, the list of
-        modules may be incomplete."""
+        """Whether these modules, and their types, are the ones for which the decisions were made. If `some` is true, `modules`
+        may omit some of the modules for which the decisions were made."""
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
         return now == self._kinds or (some and now.items() <= self._kinds.items())
 
     def mode(self, evaluate: bool) -> Mode:
-        """How to run several draws. The answer depends on whether BatchNorm layers are in training mode; with `evaluate`, no
-        layer is in training mode."""
+        """How to run several draws. BatchNorm layers in training mode require a loop; with `evaluate`, all layers count as being
+        in evaluation mode."""
         if self._loops or "draws" in self.vmaps.refused:
             return "loop"
         for norm in self._norms:
@@ -146,7 +146,7 @@ class RunState:
         return RunState, (self._weights,)
 
     def decisions(self, modules: list[nn.Module], *, some: bool = False) -> Decisions:
-        """Decisions for a network with these modules. If `some` is true, the list may omit modules that are stored in attributes
+        """Decisions for a network with these modules. If `some` is true, `modules` may omit modules that are stored in attributes
         and not as children."""
         known = self._decisions
         if known is None or not known.hold(modules, some=some):
@@ -198,8 +198,8 @@ class Runner:
     def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
         """A runner with its own `LightCopy` of the network, for several passes or for hooks.
 
-        With `share`, only the slots of the weights will be filled, so that other leaf modules need no copy. With `again`, the
-        runner serves a single pass in the network's own mode and may therefore reuse a copy from an earlier pass.
+        With `share`, passes fill only the slots of the weights, so leaf modules without such slots are not copied. With `again`,
+        the runner serves a single pass in the network's own mode and may therefore reuse a copy from an earlier pass.
         """
         if torch.compiler.is_compiling():
             with modes_kept(self.network.modules(), evaluate=self.evaluate):
@@ -225,7 +225,7 @@ class Runner:
         return self.state.decisions(list(self.network.modules()), some=True)
 
     def module(self, original: nn.Module) -> nn.Module:
-        """The module that stands for a given module of the network in this runner; see `alone`."""
+        """The module that this runner runs in place of `original`, a module of the network; see `alone`."""
         return original
 
     def call(
@@ -263,8 +263,8 @@ class Runner:
     ) -> Any:
         """The network's output for all draws over the same inputs, with a leading axis of S draws in every tensor.
 
-        `values` are weights by name, [S, *shape]; a tied weight is keyed by its first name. `buffers` has one dict per
-        draw, which the network may update in place in a loop.
+        `values` are weights by name, [S, *shape]; a tied weight is keyed by its first name. `buffers` contains one dict of
+        buffers per draw; if the draws run in a loop, the network may update these buffers in place.
         """
         with self.alone(hooks=False, share=buffers is None, again=count_draws(values) == 1) as own:
             outputs = own.run(values, args, kwargs, mode=mode, buffers=buffers)
@@ -286,8 +286,8 @@ class Runner:
 class Pass(Runner):
     """A runner whose network is a private copy or is protected by a lock. It fills the network's slots and runs the network.
 
-    The copy is `None` if the network itself runs; `places` are then the slots that the last pass filled. `unchanged` says
-    whether `give_back` found the copy unchanged.
+    If the network itself runs instead of a copy, `places` are the slots that the last pass filled. `unchanged` says whether
+    `give_back` found the copy unchanged.
     """
 
     def __init__(self, runner: Runner, copied: LightCopy | None) -> None:
@@ -359,13 +359,15 @@ class Pass(Runner):
                 refresh_recurrent(self.network)
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a gradient may be needed through a recurrent layer in evaluation mode. The cuDNN kernels do not allow this."""
+        """Whether a gradient may be needed through a recurrent layer in evaluation mode. The cuDNN kernels cannot compute such a
+        gradient."""
         if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
             return False
         return any(isinstance(module, nn.RNNBase) and not module.training for module in self.network.modules())
 
     def _slots_of(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], str]]:
-        """Location of each parameter and buffer, as a dict and a key; cached while the same names are filled."""
+        """For each name in `named`, the dict and the key under which the network stores this parameter or buffer; cached until
+        the names change."""
         names = list(named)
         holder = self._copy or self
         if holder.places[0] == names:

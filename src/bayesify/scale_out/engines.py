@@ -1,8 +1,8 @@
 """The engines that run jobs: processes of this machine, Dask and Ray.
 
 Each engine implements `submit`, `wait` and `result`. Everything else is the same for all engines. Dask and Ray are not called
-through joblib. Its backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray gives no result
-before all jobs are finished.
+through joblib. joblib's backend for Dask (1.6) waits forever for a job whose worker died, and its backend for Ray returns no
+result before all jobs are finished.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Engine(ABC):
-    """Workers that take jobs inside the engine's `with` block. The end of the block stops a cluster that the block started."""
+    """Workers to which jobs can be submitted inside the engine's `with` block. When the `with` block ends, a cluster that it
+    started is stopped."""
 
     def __init__(self, workers: int | None, threads: int) -> None:
         self.workers, self.threads = workers, threads
@@ -67,8 +68,8 @@ class Engine(ABC):
 
 
 def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) -> Iterator[Finished]:
-    """Run all jobs, and yield their results as they arrive. No job is submitted before it can run, so a worker that dies loses no
-    waiting job."""
+    """Run all jobs, and yield their results as they arrive. A job is submitted only when a worker is free, so a worker that dies
+    loses no waiting job."""
     queue = deque(arguments)
     running: dict[Any, str] = {}
     try:

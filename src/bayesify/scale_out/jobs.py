@@ -60,7 +60,8 @@ def run_jobs(
     """Run every job, several at a time, and write each result to a file.
 
     As soon as a job ends, the job and its result are written to `folder/jobs/NAME.json`. A later call with an equal job of
-    this name reads this file, unless the file was changed. A job that raises is run again; if its worker died, it is run alone.
+    this name reads this file, unless the file was changed. A job that raises an error, or whose worker died, is run again; in the
+    second case, it is run alone.
 
     Results do not depend on the engine or on the number of workers. Before each job, the global generators of Python, NumPy and
     torch are seeded by the job's name. All jobs compute with the same number of threads.
@@ -73,7 +74,8 @@ def run_jobs(
             jobs and is called again when these jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
-            `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
+            `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the cluster to which Ray is connected or
+            that of `RAY_ADDRESS`, otherwise a new cluster on this machine.
         workers: Number of simultaneous jobs; by default the number of cores of this machine or of the cluster. With
             `"local"` and one worker, jobs run in this process.
         threads: Number of threads of each job, for torch and the libraries that it uses.
@@ -137,7 +139,7 @@ class _Records:
         return [name for name in self.jobs if name not in self.results and name not in self.reasons]
 
     def look(self, name: str) -> bool:
-        """Whether a file contains the result of an equal job. If so, the result is added to `results`."""
+        """Whether the job's file contains the result of an equal job. If so, the result is added to `results`."""
         found = read_result(self.folder, name)
         if found is None or found[0] != self.jobs[name]:
             return False

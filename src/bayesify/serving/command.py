@@ -160,7 +160,8 @@ def _check_free(folder: Path, force: bool) -> None:
 def _train(
     table: str, target: str, reading: Reading, check: Callable[[], None], *, task: Task | None, **options: Any
 ) -> ModelFolder:
-    """Train a model on a table. `check` is called once the target was found, so that a misspelled target is reported first."""
+    """Train a model on a table. `check` is called after the target column has been found, so that a misspelled target is reported
+    first."""
     from bayesify.serving.sources import read_source
     from bayesify.tables.targets import find_column
 

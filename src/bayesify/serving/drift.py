@@ -27,8 +27,8 @@ class Drift:
     most t in the training rows, and G(t) is this share in the new rows. The maximum is taken over quantiles t of the training
     rows. For texts, the distance is half the sum of the absolute differences between the shares of each text. For empty cells,
     the distance is the difference between the shares of empty cells. A column is reported if its distance exceeds two limits. The
-    first limit is `MIN_DISTANCE`. Two samples of one distribution exceed the second limit by chance in about 1 of 100 cases.
-    `day_first` names the date columns in which the day comes before the month.
+    first limit is `MIN_DISTANCE`. The second limit is the distance that two samples of one distribution exceed by chance in about
+    1 of 100 cases. `day_first` names the date columns in which the day comes before the month.
     """
 
     def __init__(self, about: About, day_first: Collection[str]) -> None:

@@ -63,9 +63,9 @@ def fit_table(
 ) -> ModelFolder:
     """Train an estimator on a table.
 
-    The default method needs no extra training run for its scores, because each of its members holds out different rows. Any other
-    method without known scores is trained twice. The first run leaves out a fifth of the rows, on which the method is then
-    scored. The second run uses all rows.
+    The default method needs no extra training run for its scores, because each network of its ensemble holds out different rows.
+    Any other method without known scores is trained twice. The first run leaves out a fifth of the rows, on which the method is
+    then scored. The second run uses all rows.
 
     Args:
         frame: The table.

@@ -30,7 +30,7 @@ NUM_BINS = 10
 
 @dataclass(frozen=True)
 class Group(Plain):
-    """Rows that have something in common."""
+    """Statistics of a group of rows, for example of all rows with the same text in one column."""
 
     name: str  # words for what the rows have in common
     num_rows: int
@@ -39,7 +39,8 @@ class Group(Plain):
 
     @property
     def error(self) -> float:
-        """Standard error of the coverage. One covered row and one uncovered row are added, so that the error is never 0."""
+        """Standard error of the coverage. The computation counts one additional covered row and one additional uncovered row, so
+        the error is never 0."""
         share = (self.coverage * self.num_rows + 1) / (self.num_rows + 2)
         return float(np.sqrt(share * (1 - share) / self.num_rows))
 

@@ -94,7 +94,7 @@ def side_by_side(plots: Sequence[Plot]) -> str:
 
 
 def tag(kind: str, text: str = "", **attributes: Any) -> str:
-    """An SVG element; coordinates are rounded to a tenth."""
+    """An SVG element; fractional attribute values are rounded to one decimal place."""
     shown = ""
     for key, value in attributes.items():
         number = f"{value:.1f}" if isinstance(value, float) else value
@@ -118,7 +118,7 @@ def _widened(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers between two ends."""
+    """About `count` round numbers between `low` and `high`."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)

@@ -75,8 +75,8 @@ def predict_table(
 
     The first columns of the file identify the row. They are the table's identifiers, such as customer numbers. If the table has no
     identifiers, the first column is `row`, which counts from 1. For a regression, the next columns are `prediction`, `lower`,
-    `upper`, `std` and `unusual`. For a classification, they are `prediction`, one `probability_CLASS` for each class, and
-    `unusual`. The columns that `asked` requests come last. The file has the separator and the decimal mark of the table. If a
+    `upper`, `std` and `unusual`. For a classification, the next columns are `prediction`, one `probability_CLASS` for each class,
+    and `unusual`. The columns that `asked` requests come last. The file has the separator and the decimal mark of the table. If a
     spreadsheet would run a text as a formula, an apostrophe is put before the text. One part of the table is in memory at a time.
 
     Args:
@@ -87,7 +87,7 @@ def predict_table(
         level: Level of the intervals.
         rows: Number of rows per part.
         reading: Options for reading the file.
-        asked: Further questions about each row.
+        asked: What else to write for each row, such as quantiles or decisions; see `Questions`.
 
     Raises:
         InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty cells
@@ -351,7 +351,7 @@ def _dialect(about: About, frame: DataFrame) -> tuple[str, str]:
 
 
 def _written(cells: Sequence[Any], decimal: str) -> list[Any]:
-    """Cells in the form in which they are written; numbers have six digits."""
+    """Cells in the form in which they are written; fractional numbers have six significant digits."""
     return [f"{cell:.6g}".replace(".", decimal) if isinstance(cell, float) else cell for cell in cells]
 
 

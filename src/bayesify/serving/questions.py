@@ -105,11 +105,11 @@ class Questions:
     """Questions about each row.
 
     Args:
-        quantiles: Probabilities whose quantiles are written; only for a regression.
+        quantiles: Levels of the quantiles to write for each row; only for a regression.
         above: Limits. For each limit, the probability that the target exceeds it is written.
         below: Limits. For each limit, the probability that the target stays below it is written.
         costs: Costs of decisions about classes, as a text that `Costs.of` accepts; empty if there are no costs.
-        explain: Whether to write explanations: the columns that move a prediction or widen its interval, and the reason
+        explain: Whether to write explanations: which columns raise or lower a prediction, which columns widen its interval, and
             why a row is unusual.
     """
 

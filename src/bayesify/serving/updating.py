@@ -60,7 +60,8 @@ def update_table(
         name: Name of the table.
         notes: Sentences that say how the table was read.
         missing: Further texts that stand for empty cells.
-        keep_rows: Whether the folder stores its rows from now on. A folder that already stores its rows continues to do so.
+        keep_rows: Whether the new model's folder stores the training rows. A folder that already stores its rows continues to do
+            so.
         verbose: Whether to show progress.
 
     Raises:
@@ -115,8 +116,8 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
 
 
 def _repeated_rows(kept: DataFrame | None, frame: DataFrame, name: str) -> list[str]:
-    """A warning if the folder already stores most rows of the table, for example because the same file is given twice;
-    otherwise an empty list."""
+    """A list with one warning if the folder already stores most rows of the table, for example because the same file is passed
+    twice; otherwise an empty list."""
     if kept is None or not len(frame):
         return []
     import pandas

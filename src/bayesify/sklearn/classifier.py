@@ -31,7 +31,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             lists them); or `"temperature_scaled"`, the plain network with a temperature that is fitted to out-of-fold
             predictions.
         hidden: Number of units of each hidden layer; `()` for a linear model. The default is (64, 64), or (128, 128)
-            for more than 1,500 rows. For named methods it is (50,).
+            for more than 1,500 rows. For named methods, the default is (50,).
         activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (SiLU for half of the units, ReLU for the
             others). The default is `"silu"`, or `"tanh"` for named methods.
         network: Your own network, which replaces `hidden`; only for named methods. It maps [B, columns] to [B, classes]
@@ -56,7 +56,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
 
     Attributes:
         classes_: The labels, sorted.
-        model_: Trained model, for example a `BayesianNetwork` or a `Laplace`. Its inputs are scaled.
+        model_: Trained model, for example a `BayesianNetwork` or a `Laplace`. The model takes scaled inputs.
         method_: Name of the method, or `"auto"`.
         choices_: Chosen settings and the out-of-fold score.
         n_features_in_: Number of columns.
@@ -86,9 +86,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         """Train on more rows, together with the rows of earlier calls.
 
         The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
-        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. All calls use
-        the scaling that the first call computed. A method with its own training recipe is instead trained from the start on these
-        rows.
+        rows, which represent all earlier rows. A later call continues from the current posterior for a quarter of the usual
+        number of epochs. All calls use the scaling that the first call computed. If the method has its own training recipe, a
+        later call trains it from the start on the new and the stored rows.
 
         Args:
             X: Numbers [N, D], or a data frame.

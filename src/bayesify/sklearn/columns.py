@@ -30,7 +30,7 @@ class Columns(Plain):
         names: Columns of the training frame, in order.
         schema: Columns that are used, with their kinds and levels.
         preparation: Preparation that turns these columns into numbers.
-        notes: Sentences that say what was left out and why.
+        notes: Sentences that say which columns and cells were left out, how dates were read, and which texts share an input.
     """
 
     names: tuple[str, ...]

@@ -21,11 +21,12 @@ MIN_EMPTY_ROWS = 20
 class EmptyCells(Plain):
     r"""Wider distributions for rows with an empty cell.
 
-    The distribution of such a row must also cover the different effects that the unknown number could have. If few rows have an
-    empty cell, a network does not learn this additional spread, because early stopping ends training first. So for each column,
-    the normal scores of rows with an empty cell are divided by a factor s. To find s, widen the out-of-fold 90 % intervals of
-    these rows until they contain 90 % of the targets. Then shrink this factor towards 1. A row with several empty cells takes the
-    largest factor.
+    The distribution of a row with an empty cell must also cover the different effects that the unknown number could have. If few
+    rows have an empty cell, a network does not learn this additional spread, because early stopping ends training first. So for
+    each column, the normal scores of rows with an empty cell are divided by a factor s. To find s, first compute the factor that
+    widens the out-of-fold 90 % intervals of these rows until they contain 90 % of the targets. The factor s is this widening
+    factor, shrunk toward 1 if the column has few empty cells. For a row with several empty cells, the largest factor of their
+    columns is used.
 
     Args:
         places: Indices of inputs that mark empty cells, only for columns with a factor above 1.
@@ -38,8 +39,8 @@ class EmptyCells(Plain):
     @classmethod
     def of(cls, marks: Sequence[int], inputs: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
         r"""Compute the factors from the indices of the inputs that mark empty cells, and from three arrays for the training rows:
-        inputs [N, D], recalibrated out-of-fold probabilities $P(Y \le y)$ [N] and weights [N]. Each mark must be set in at least
-        one row."""
+        inputs [N, D], recalibrated out-of-fold probabilities $P(Y \le y)$ [N] and weights [N]. Each input that marks empty cells
+        must be positive in at least one row."""
         found = dict[int, float]()
         for place in marks:
             empty = inputs[:, place] > 0

@@ -83,7 +83,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     # -- training --------------------------------------------------------------------------------------------------
 
     def _settings(self) -> Settings:
-        """The checked parameters in the form that the recipe takes."""
+        """The checked parameters as a `Settings` object."""
         method = self._check_parameters()
         return Settings(
             method,
@@ -163,7 +163,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def model_(self) -> Predictor:
-        """The trained model, for example a `BayesianNetwork` or a `Laplace`. Its inputs and targets are scaled."""
+        """The trained model, for example a `BayesianNetwork` or a `Laplace`. The model takes scaled inputs and predicts scaled
+        targets."""
         return self.fitted_.model
 
     @property
@@ -328,8 +329,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
         """Whether each row is unlike the training rows: [N] booleans, true for unusual rows.
 
-        Predictions of unusual rows are guesses. A row is unusual if at least one of the following holds. In the first
-        two cases, the row's `unusual_share` is at most `share`.
+        Predictions of unusual rows are guesses. A row is unusual if at least one of the following holds. The first two conditions
+        hold if the row's `unusual_share` is at most `share`.
 
         - The row is far from its nearest training rows.
         - The network's draws strongly disagree about the row.
@@ -365,13 +366,14 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @checked
     def explain(self, X: Any, level: Level = 0.9, share: Level = 0.01) -> Explanation:
-        r"""Reasons for predictions: which columns move a prediction, which widen its interval, and why a row is unusual.
+        r"""Reasons for predictions: which columns raise or lower a prediction, which columns widen its interval, and why a row is
+        unusual.
 
-        Start from a typical row and replace its cells by the row's own cells, one after the other. To obtain a column's
-        contribution $\phi_j$, take the change of the prediction when the column's cell is replaced, and average this change over
-        all orders of replacement. The contributions add up to the row's prediction minus the typical row's prediction. The
-        average is estimated from two opposite orders; see `bayesify.sklearn.reasons.Explanation`. An explanation costs at most 20
-        times as much as a prediction of the rows.
+        To explain a row, start from a typical row and replace its cells by those of the explained row, one after the other. To
+        obtain a column's contribution $\phi_j$, take the change of the prediction when the column's cell is replaced, and average
+        this change over all orders of replacement. The contributions add up to the row's prediction minus the typical row's
+        prediction. The average is estimated from two opposite orders; see `bayesify.sklearn.reasons.Explanation`. An explanation
+        costs at most 20 times as much as a prediction of the rows.
 
         Args:
             X: Numbers [N, D], or a frame.

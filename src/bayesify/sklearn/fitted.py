@@ -34,13 +34,14 @@ class FitReport(Plain):
     """Out-of-fold results of the default method.
 
     Args:
-        score: CRPS in the targets' unit, or log-loss. Each row is predicted by the member that has not seen the row. The score is
-            `None` for named methods.
+        score: CRPS in the targets' unit, or log-loss. Each row is predicted by the network of the ensemble that has not seen the
+            row. The score is `None` for named methods.
         tried: Score of each likelihood and transform in a short trial on fewer rows.
-        out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the member that has not seen
-            it. The predictions are then recalibrated on the other folds. Empty if there are several targets.
+        out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the network of the ensemble
+            that has not seen it. The predictions are then recalibrated on the other folds. The mapping is empty if there are
+            several targets.
         steps: For each member, the step at which it predicted its held-out rows best.
-        notes: Sentences that say what failed.
+        notes: Sentences that say which likelihoods failed on held-out rows, and which rows get wider intervals.
         categories: Encoding of text columns with many levels: `"levels"` or `"means"`, or empty if there are no such
             columns. It is `"nothing"` if one distribution for all rows predicts better, so that no column is used.
     """

@@ -27,9 +27,9 @@ class LaterRows(Plain):
     r"""Wider distributions for rows that are later than all training rows.
 
     Out-of-fold predictions of random rows do not show how the target changes after the training period. So the latest training rows
-    are predicted from earlier rows. If the 90 % intervals of these rows contain too few targets, the normal scores of rows after
-    the training period are divided by a factor s. The factor s is chosen such that the intervals of the latest training rows
-    would have contained 90 % of the targets; see `stretch_factor`.
+    are predicted from earlier rows. If the 90 % intervals of the latest training rows contain too few targets, the normal scores
+    of rows after the training period are divided by a factor s. The factor s widens the intervals of the latest training rows
+    just enough to contain 90 % of the targets; see `stretch_factor`.
 
     Args:
         place: Index of the input that is the time.

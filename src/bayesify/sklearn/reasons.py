@@ -39,11 +39,12 @@ Measure = Callable[[np.ndarray], np.ndarray]
 class Explanation:
     r"""Reasons for predictions: contributions of D columns to the predictions of N rows.
 
-    The cells of a typical row are replaced by the row's own cells, one after the other. A column's contribution is the change
-    of the prediction when the column's cell is replaced. It is averaged over two orders of the columns: the table's order and
-    its reverse. The contributions of a row add up to its prediction minus the typical row's prediction. In an additive model,
-    the contributions are the exact terms. If no term of the model joins more than two columns, the contributions equal the
-    Shapley values over all D! orders $\pi$ (Shapley 1953; reversed orders: Mitchell et al. 2022),
+    To explain a row, the cells of a typical row are replaced by those of the explained row, one after the other. A column's
+    contribution is the change of the prediction when the column's cell is replaced. It is averaged over two orders of the
+    columns: the table's order and its reverse. The contributions of a row add up to its prediction minus the typical row's
+    prediction. In an additive model, the contributions are the exact terms. If no term of the model joins more than two columns,
+    the contributions equal the Shapley values (Shapley 1953; Mitchell et al. 2022), which average over all D! orders $\pi$ of the
+    columns,
 
     $$ \phi_j = \frac{1}{D!} \sum_\pi v(\pi_{<j} \cup \{j\}) - v(\pi_{<j}), $$
 
@@ -59,8 +60,8 @@ class Explanation:
         moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] if y
             is [N, O]. NaN for columns that are counted together in `others_move`.
         widens: Contributions to the width of the interval or, for classes, to the entropy. The shape is that of `moves`.
-        others_move: Joint contribution to the mean of all columns without a contribution of their own, [N] or [N, O]; 0 if there
-            are at most ten columns.
+        others_move: Joint contribution of all columns that are NaN in `moves`, to the mean or to the probability, [N] or [N, O];
+            0 if there are at most ten columns.
         others_widen: Like `others_move`, for the width or the entropy.
         unusual: N texts that say why a row is unusual; empty for rows that are not unusual.
         cells: Cells of the rows as texts, [N, D].
@@ -267,9 +268,9 @@ def _rank(
 ) -> Callable[[np.ndarray], np.ndarray]:
     """A function that takes rows [N, E] and returns the place of each column in the order of replacement, [N, D].
 
-    In a wide table, the nine columns of a row with the largest expected change each get a place of their own. The expected
-    change is the distance between the row's cell and the typical cell, times the mean change per unit of distance in some
-    training rows.
+    In a wide table, the nine columns with the largest expected change in a row each have their own place in this order. The
+    expected change is the distance between the row's cell and the typical cell, times the mean change per unit of distance in
+    some training rows.
     """
     count = len(groups.names)
     if count <= MAX_GROUPS:

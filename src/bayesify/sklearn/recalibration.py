@@ -155,14 +155,14 @@ def stretch_factor(u: np.ndarray, weights: np.ndarray) -> float:
 def ensemble_places(
     likelihood: Likelihood, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray
 ) -> np.ndarray:
-    r"""P(Z <= z) as an ensemble of K members would state it for rows that no member has seen, [N].
+    r"""Estimated probability P(Z <= z) of an ensemble of K members for rows that no member has seen, [N].
 
     Each row has exactly one member that has not seen it. This member's distribution has the location c. The mean of K such
-    members has a smaller error than a single member, and the members disagree with each other. Both effects follow from the
-    variance v between members. Let $\bar o$ be the mean location of the other members, which have seen the row. On average, $(c -
-    \bar o)^2 (K - 1) / K$ is larger than v, because training has moved the other members toward the target. The variance between
-    these members is smaller than v. So v is estimated by the geometric mean of these two quantities, each averaged over rows in
-    units of the noise variance. Then
+    members has a smaller error than a single member, and the members disagree with each other. The smaller error and the
+    disagreement both follow from the variance v between members. Let $\bar o$ be the mean location of the other members, which
+    have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than v, because training has moved the other members
+    toward the target. The variance between the members that have seen the row is smaller than v. So v is estimated by the
+    geometric mean of $(c - \bar o)^2 (K - 1) / K$ and this variance, each averaged over rows in units of the noise variance. Then
 
     - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, where $e^2$ is the error's mean square;
     - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, where s makes the mean

@@ -2,10 +2,11 @@
 
 Every method takes the same steps: encode the inputs, list the possible likelihoods and transforms of the target, choose the
 target's units, choose the shape of the network, train, and recalibrate. Classes have only one possible likelihood and no units.
-The default method trains members that each hold out different rows. The predictions of the held-out rows decide which likelihood
-and transform are used and when training stops. They also recalibrate the probabilities. Every other method is a "named method". A
-named method trains on all rows. It starts from the noise that maximizes the evidence of a plain network. The method's
-probabilities are recalibrated with the leverages and residuals of this network.
+The default method trains several networks, called members, which each hold out different rows. The predictions of the held-out
+rows decide which likelihood and transform are used and when training stops. The predictions of the held-out rows are also used to
+recalibrate the probabilities. Every other method is a "named method". A named method trains on all rows. A named method starts
+with the noise variance that maximizes the evidence of a plain network. The probabilities of a named method are recalibrated with
+the leverages and residuals of this plain network.
 """
 
 from __future__ import annotations
@@ -283,9 +284,7 @@ def _has_zeros(rows: Rows) -> bool:
 
 
 def make_likelihood(name: str) -> Likelihood:
-    """The likelihood with this name. The spread of the likelihood, if it has one, depends on the row, except for
-    `"gaussian"`.
-    """
+    """The likelihood with this name. Every likelihood with a spread, except `"gaussian"`, has a spread that depends on the row."""
     options: dict[str, dict[str, float | None]] = {
         "gaussian": {"noise": START_NOISE}, "student_t": {"scale": None}, "negative_binomial": {"dispersion": None}
     }  # fmt: skip
@@ -293,7 +292,8 @@ def make_likelihood(name: str) -> Likelihood:
 
 
 def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
-    """The units in which a candidate is trained. Counts are not scaled, and amounts are divided by their geometric mean."""
+    """The target units for training with one likelihood and transform. Counts are not scaled, and amounts are divided by their
+    geometric mean."""
     if pair[0] == HURDLE:
         logs, shares = np.log(np.where(rows.y > 0, rows.y, 1.0)), rows.weights[:, None] * (rows.y > 0)
         return TargetUnits(
@@ -323,7 +323,7 @@ class Candidate:
 
     @classmethod
     def of(cls, rows: Rows, pair: Pair, settings: Settings) -> Self:
-        """A candidate for rows whose targets are in their own units."""
+        """Make a candidate from rows whose targets are not yet converted to the units of training."""
         likelihood = make_likelihood(pair[0])
         if settings.num_classes:
             return cls(pair, likelihood, None, rows, settings.num_classes)
@@ -456,8 +456,8 @@ def _train_linear(
     """Linear models for targets that are real numbers, with their encoding and settings; `None` unless these models predict
     held-out rows clearly better than the networks.
 
-    They are trained only if they are better in a short trial, whose scores are added to `tried`. `encoding` is the networks'
-    encoding.
+    The linear models are trained only if they score better than the networks in a short trial, whose scores are added to `tried`.
+    `encoding` is the networks' encoding.
     """
     if settings.hidden is not None or networks.candidate.pair[0] not in REAL_LIKELIHOODS:
         return None
@@ -473,7 +473,8 @@ def _train_linear(
 
 
 def _stretched_later(fitted: FittedTable, table: TrainingTable, pair: Pair, settings: Settings) -> FittedTable:
-    """The fitted table. If rows have a time, rows after the training period get wider distributions; see `LaterRows`."""
+    """The fitted table, with a factor for rows after the training period if the rows have a time. This factor widens the
+    distributions of these later rows; see `LaterRows`."""
     units, rows, place = fitted.units, table.rows, table.time
     latest = None if place is None else latest_rows(rows.x[:, place], rows.weights)
     if latest is None or place is None or units is None or rows.y.shape[1] > 1 or settings.noise is not None:
@@ -499,10 +500,10 @@ def _train_ranked(
     """Train members with the best likelihood and transform. If they score far worse than in the trial, try the second best
     likelihood and transform.
 
-    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the
-    first choice are trained on `blank`, a copy of the rows with 0 as the only input. These models predict one distribution for
-    all rows. The members with the best score are returned. `ranked` lists likelihoods and transforms, best first, and `tried`
-    contains their scores in the trial.
+    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the best
+    likelihood and transform are trained on `blank`, a copy of the rows with 0 as the only input. These models predict one
+    distribution for all rows. The members with the best score are returned. `ranked` lists likelihoods and transforms, best
+    first, and `tried` contains their scores in the trial.
 
     Returns:
         The members, whether they were trained on `blank`, and sentences that say what failed.
@@ -757,8 +758,9 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
 def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recalibration, EmptyCells]:
     """The recalibration map, fitted to the stated probabilities u [N], and the factors of rows with empty cells.
 
-    Only columns with at least `MIN_EMPTY_ROWS` empty cells are considered. If at most half of the rows have an empty cell in
-    these columns, the map is fitted without these rows. Otherwise their larger errors would widen the intervals of all rows.
+    Factors are computed only for columns with at least `MIN_EMPTY_ROWS` empty cells. If at most half of the rows have an empty
+    cell in these columns, the map is fitted without these rows. The larger errors of rows with empty cells would otherwise widen
+    the intervals of all rows.
     """
     marks = [place for place in marks if rows.weights[rows.x[:, place] > 0].sum() >= MIN_EMPTY_ROWS]
     complete = (rows.x[:, marks] == 0).all(1)
@@ -769,8 +771,7 @@ def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recal
 
 
 def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Two tensors [N, O]: P(Y <= y) of the targets, and the random fraction of the probability of y itself that each P(Y <= y)
-    includes.
+    """Two tensors [N, O]: a randomized P(Y <= y) of each target y, and the random fraction of P(Y = y) that it includes.
 
     If a value y has positive probability (a count, or a zero if 0 is the lower limit), its P(Y <= y) is replaced by a number
     drawn uniformly between P(Y < y) and P(Y <= y).

@@ -46,7 +46,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             lists them); or `"temperature_scaled"`, the plain network with a variance factor that is fitted to
             out-of-fold predictions.
         hidden: Number of units of each hidden layer; `()` for a linear model. The default is (64, 64), or (128, 128)
-            for more than 1,500 rows. For named methods it is (50,).
+            for more than 1,500 rows. For named methods, the default is (50,).
         likelihood: `"auto"`, or the name of the targets' distribution: `"gaussian"`, `"heteroscedastic_gaussian"`, `"student_t"`
             or `"quantiles"`; for counts also `"poisson"` or `"negative_binomial"`; for amounts with zeros also `"hurdle"`.
         target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
@@ -58,9 +58,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
             five times this for `"auto"`.
         noise: Noise variance in the targets' squared unit, if it is known. If it is not given, named methods estimate a variance
-            for each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`). They also recalibrate
-            quantiles with leave-one-out estimates. Variational posteriors start at the estimate and learn a smaller variance.
-            Other methods use the estimate unchanged.
+            for each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`). Named methods then
+            also recalibrate the quantiles, with leave-one-out estimates. Variational posteriors start at the estimate and learn a
+            smaller variance. Other methods use the estimate unchanged.
         epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori, takes a
             quarter as many passes. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum number of
             optimizer steps.
@@ -77,7 +77,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         verbose: Whether to show a progress bar.
 
     Attributes:
-        model_: Trained model, for example a `BayesianNetwork` or a `Laplace`. Its inputs and targets are scaled.
+        model_: Trained model, for example a `BayesianNetwork` or a `Laplace`. The model takes scaled inputs and predicts scaled
+            targets.
         method_: Name of the method, or `"auto"`.
         choices_: Chosen likelihood and transform, with the out-of-fold scores of all trials.
         noise_: Noise variance of each target, in the target's squared unit; exists only if the noise is the same for
@@ -159,9 +160,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         """Train on more rows, together with the rows of earlier calls.
 
         The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
-        rows, which represent all earlier rows. It continues from the current posterior for a quarter of the epochs. All calls use
-        the units that the first call computed. A method with its own training recipe is instead trained from the start on these
-        rows. If `fit` would estimate the noise, the noise is estimated again.
+        rows, which represent all earlier rows. A later call continues from the current posterior for a quarter of the usual
+        number of epochs. All calls use the units that the first call computed. If the method has its own training recipe, a later
+        call trains it from the start on the new and the stored rows. A later call estimates the noise again if the first call
+        estimated it.
 
         Args:
             X: Numbers [N, D], or a data frame.

@@ -59,7 +59,8 @@ class Scores:
         """Scores of probabilities [N, C] for labels [N]: accuracy, log-loss, and the coverage and size of the credible sets at
         each level.
 
-        `classes` are the labels of the columns. `weights` [N] says how many examples each row stands for; 1 by default.
+        `classes` are the labels of the C columns of the probabilities. `weights` [N] says how many examples each row stands for;
+        1 by default.
         """
         position = {label: index for index, label in enumerate(classes)}
         codes = np.array([position.get(str(value), -1) for value in values], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""An estimator's parameters in the form that the recipe takes, and the length of training at each level of effort."""
+"""Checked parameters of an estimator, and the length of training at each level of effort."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ def settle(starts: Sequence[Start]) -> list[Start]:
     $$ \sigma^2 = \frac{\sum_n \omega_n r_n^2}{N - \gamma}, \qquad \gamma = \sum_n \omega_n h_n, \quad h_n = v_n / \sigma^2, $$
 
     where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise that
-    the round before has estimated. If the network then reproduces most of its targets, the rounds are repeated with a large
-    initial noise. The result with the greater evidence is returned. If a table has more than `FULL_BATCH_ROWS` rows, the evidence
-    is computed from `FULL_BATCH_ROWS` rows that represent all of them.
+    the round before has estimated. If the network after the last round reproduces most of its targets, the rounds are repeated
+    with a large initial noise. The result with the greater evidence is returned. If a table has more than `FULL_BATCH_ROWS` rows,
+    the evidence is computed from `FULL_BATCH_ROWS` rows that represent all of them.
     """
     found = _settle_rounds(starts, [START_NOISE] * len(starts))
     doubtful = [

@@ -85,7 +85,7 @@ class Start:
         return bayesianize(self.network, Point(), likelihood=self.fixed_likelihood, prior=self.settings.prior)
 
     def task(self, point: BayesianNetwork | None = None) -> TrainingTask:
-        """The training task of a method that is more than a posterior."""
+        """The training task of a method that has its own training recipe."""
         batches = self.settings.batches(self.rows)
         return TrainingTask(
             self.network,
@@ -141,8 +141,8 @@ def _train_one(start: Start, point: BayesianNetwork | None) -> Predictor:
 
 
 def _train_stack(starts: Sequence[Start]) -> list[Predictor] | None:
-    """Train several models together with `fit`. The result is `None` if the models differ in size. This happens if few rows limit
-    the number of inducing points."""
+    """Train several models together with `fit`. The result is `None` if the models differ in size. Models can differ in size
+    because small tables limit the number of inducing points."""
     method, settings = _method(starts[0]), starts[0].settings
     options = {**method.options, **settings.options}
     rate = options.pop("learning_rate")
@@ -201,8 +201,8 @@ def train_posteriors(
         rows: Rows of each network, with weights $\omega$.
         settings: Settings of each network; they differ only in seeds, priors and options of the posterior.
         effort: Number of epochs as a share of the usual number.
-        start: Whether a first phase, with a quarter as many epochs, moves the posterior's mean to the maximum a posteriori.
-            This phase keeps the noise fixed, because learned noise would shrink with the residuals.
+        start: Whether a first phase, with a quarter as many epochs, trains the posterior's mean to the maximum a posteriori. This
+            phase keeps the noise fixed, because learned noise would shrink with the residuals.
     """
     one_batch = all(len(own.batches(part)) == 1 for own, part in zip(settings, rows, strict=True))
     norms = any(isinstance(module, _BatchNorm) for module in bnns[0].modules())  # batch norms would see padding rows

@@ -85,10 +85,10 @@ class UnitsPredictive(TransformedPredictive):
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
     to the floor. If there is a ceiling, it is far above all training targets. Mean and variance are then computed for $\min(Y,
     c)$, where c is the larger of the ceiling and the median of Y. Without this limit, the tail beyond the ceiling could dominate
-    the mean. If the extremes of the training targets are given, quantiles of z lie at most one range of these targets beyond the
-    extremes. If the median of Z is itself outside the extremes, the limit on that side is one range beyond the median. Without
-    these limits, the recalibrated tail of a few atypical rows, mapped back from a logarithm, could lie orders of magnitude beyond
-    all targets. Everything else is as in `TransformedPredictive`.
+    the mean. If the smallest and the largest z of the training rows are given, quantiles of z exceed these extremes by at most
+    the difference between the two. If the median of Z is outside the extremes, the limit on this side is the median plus or minus
+    the same difference. Without these limits, the recalibrated tail of a few atypical rows, mapped back from a logarithm, could
+    lie orders of magnitude beyond all targets. Everything else is as in `TransformedPredictive`.
 
     Args:
         inner: Predictive of z, [B, O].
@@ -180,8 +180,9 @@ class UnitsPredictive(TransformedPredictive):
 
         The log-density includes the slopes of transform, scale and recalibration. Some targets cannot be produced by the
         distribution, for example targets below the floor, or negative targets if the transform accepts only positive numbers.
-        These targets share the probability `MIN_PROBABILITY`. A Cauchy density spreads this probability, with the mean as its
-        center and the standard deviation as its scale. So scores stay finite, and the density integrates to 1 up to rounding.
+        The targets that the distribution cannot produce share the probability `MIN_PROBABILITY`. A Cauchy density spreads this
+        probability, with the mean as its center and the standard deviation as its scale. So scores stay finite, and the density
+        integrates to 1 up to rounding.
         """
         found = super().log_prob(y).double()
         lost = found == -math.inf

@@ -23,15 +23,15 @@ class Neighbors:
     rows, where K is at most 5.
 
     Numeric inputs are measured in standard deviations. Inputs that are 0 or 1 and mark missing cells or levels are not scaled.
-    The distance of a training row is computed without the row itself. If a new row comes from the same distribution, the
-    probability that it is farther away than a share s of the training rows is therefore 1 - s. A second measure is the epistemic
+    The distance of a training row is computed without the row itself. If a new row comes from the distribution of the training
+    rows, it is therefore farther away than a share s of them with probability 1 - s. A second measure is the epistemic
     uncertainty of the prediction, in any unit.
 
     Args:
         rows: Scaled training rows, [M, D].
         center: Center of each input, [D].
         scale: Scale of each input, [D].
-        distances: Distances of the training rows, sorted, [M].
+        distances: Mean distance of each training row to its nearest other training rows, sorted, [M].
         spreads: Epistemic uncertainty of the training rows, sorted, [M].
     """
 

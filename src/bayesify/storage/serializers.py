@@ -1,4 +1,5 @@
-"""Registry of the types that can be stored: `Serializable` classes and plain modules. `save_load` writes and reads them."""
+"""Registry of the types that can be stored: `Serializable` classes and plain modules. The module `save_load` writes and reads
+objects of these types."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ def register_predictor(kind: Kind) -> Kind:
     """Decorator that registers a predictor, or another `Serializable` class, for `save` and `load`. Files refer to the class by
     its name.
 
-    Subclasses are stored under the same name.
+    Objects of a subclass are stored under the name of the registered class.
 
     Raises:
         TypeError: If the class is not `Serializable`. Every `Predictor` is `Serializable`.
@@ -45,8 +46,8 @@ def register_predictor(kind: Kind) -> Kind:
 
 
 def find_stored(name: str) -> type[Serializable] | None:
-    """The class that a file names, or `None` if the class is unknown. Packages with entry points are loaded only if
-    needed. Raises `ImportError` if the class needs a package that is not installed."""
+    """The class that a file names, or `None` if the class is unknown. If the name is unknown, packages that register classes
+    through entry points are loaded. Raises `ImportError` if the class needs a package that is not installed."""
     if name not in STORED_CLASSES and name in MODULES_BY_KIND:
         import_module(MODULES_BY_KIND[name])
     elif name not in STORED_CLASSES:

@@ -24,8 +24,8 @@ def pack(value: Any, name: str = "state") -> tuple[Any, dict[str, Tensor]]:
     """Nested data as JSON and a flat dict of tensors.
 
     The value may contain numbers, strings, `None` and tensors, also nested in lists, tuples, counters and dicts with any plain
-    keys. The result has a reference in place of each tensor. Error messages and names of tensors begin with `name`. Raises
-    `TypeError` if the value contains any other type; the message names the place.
+    keys. In the JSON, a reference replaces each tensor. Error messages and names of tensors begin with `name`. Raises `TypeError`
+    if the value contains any other type; the message names the place.
     """
     tensors: dict[str, Tensor] = {}
 
@@ -122,9 +122,9 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     The new file is written next to the old file, flushed to disk, and renamed to the old name in one step. A stored SHA-256
     checksum covers the header and every byte of every tensor.
 
-    The kind is a word such as `"checkpoint"`, the header is plain data, and tensors may be on any device. The result is
-    the SHA-256. Raises `ValueError` for an impossible path, `TypeError` for a type of tensor that safetensors files cannot
-    hold, and `OSError` if the file cannot be written.
+    The kind is a word such as `"checkpoint"`, the header is plain data, and tensors may be on any device. The function returns
+    the SHA-256 checksum. Raises `ValueError` for an impossible path, `TypeError` for a type of tensor that safetensors files
+    cannot hold, and `OSError` if the file cannot be written.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     body = json.dumps({"kind": kind, **header})

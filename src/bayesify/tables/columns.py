@@ -48,13 +48,13 @@ class Features(Plain):
 
     Args:
         numbers: Numbers, [N, D]; NaN for an empty cell.
-        number_names: Names of the D numbers.
+        number_names: Names of the D columns of `numbers`.
         codes: Indices in `levels`, [N, C]; -1 for an empty cell.
-        code_names: Names of the C categories.
-        levels: Texts of each of the C categories.
-        notes: Sentences about what was left out and why.
+        code_names: Names of the C columns of `codes`.
+        levels: For each of the C columns of `codes`, its distinct texts.
+        notes: Sentences that say which columns and cells were left out, and how dates were read.
         day_first: Date columns that write the day before the month, as in 23/11/2020.
-        sources: For each of the D numbers, its column in the table; a date gives several numbers.
+        sources: For each of the D columns of `numbers`, the table's column from which it was made; a date gives several columns.
     """
 
     numbers: np.ndarray
@@ -85,7 +85,7 @@ class Features(Plain):
 
     @classmethod
     def restore(cls, config: Mapping[str, Any]) -> Features:
-        """The schema of `config`."""
+        """The schema that `config` describes."""
         numbers, categories, day_first = (
             tuple(map(str, config[key])) for key in ("numbers", "categories", "day_first")
         )
@@ -117,12 +117,14 @@ def _sources_by_name(names: Sequence[str]) -> tuple[str, ...]:
 def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     """Read the inputs of a table.
 
-    Numbers and booleans stay as they are. Dates become days. If season, weekday and hour vary, they are added as points on a
-    circle. Other texts become categories. Columns that are constant, empty, identifiers or free text are left out.
+    Numbers and booleans stay as they are. Dates become days. Season, weekday and hour of a date are added as points on a circle,
+    each only if it varies. Other texts become categories. Columns that are constant, empty, identifiers or free text are left
+    out.
 
     Args:
         frame: The table without its target. Its index contains the row numbers in the file.
-        like: Inputs of an earlier table of the same kind. Its columns, levels and order of day and month are used.
+        like: Inputs of an earlier table of the same kind. The new table is read with the columns, levels, and order of day and
+            month of the earlier table.
 
     Raises:
         InputError: If a column of numbers or dates contains text, a column has mixed or unknown contents, or no column is left.
@@ -278,7 +280,8 @@ class Contents:
                     self.month_first = cell
 
     def kind(self) -> str:
-        """`"number"`, `"date"` or `"text"`, by the majority of the cells. A wrong cell among numbers or dates is refused."""
+        """`"number"`, `"date"` or `"text"`, by the majority of the cells. In a column of numbers or dates, a cell of another kind
+        is refused."""
         if self.dated:
             return "date"
         for kind, fitting, misfit in zip(("number", "date"), self.num_fitting, self.misfits, strict=True):

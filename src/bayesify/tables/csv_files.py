@@ -80,7 +80,7 @@ class TextFile:
         return io.TextIOWrapper(self.open_bytes(), encoding=self.encoding, newline="")
 
     def start(self, size: int) -> str:
-        """The first characters."""
+        """The first characters of the file's text."""
         with self.open() as file:
             return file.read(size)
 
@@ -185,7 +185,7 @@ class CsvFile:
     def _styled(self, frame: DataFrame, styles: Mapping[str, re.Pattern[str]]) -> DataFrame:
         """A part of the table, in which texts such as `1.234,5` are converted to numbers.
 
-        Its `attrs` contain the separator and the decimal mark, under `DIALECT`.
+        The `attrs` of the returned part contain the separator and the decimal mark, under `DIALECT`.
         """
         frame = apply_styles(frame, styles, decimal_comma=bool(self.comma_example))
         frame.attrs[DIALECT] = (self.options["sep"], self.options["decimal"])

@@ -27,9 +27,9 @@ class Preparation(Plain):
 
     For a level that is rare or did not occur in the training rows, the input "other" is 1; for an empty cell, "other" and the
     inputs of all levels are 0. A category with more than `MAX_FEW_LEVELS` levels also has inputs with the mean target of the
-    row's level (see `level_means`). These inputs are 0 for a level that did not occur in the training rows. Numbers are clipped
-    if they are more than `MAX_RANGES_OUTSIDE` training ranges below or above the training range. Inputs that are constant over
-    the training rows are left out. The estimators do the scaling.
+    row's level (see `level_means`). The inputs with level means are 0 for a level that did not occur in the training rows.
+    A number is clipped if it lies outside the training range by more than `MAX_RANGES_OUTSIDE` times the width of this range.
+    Inputs that are constant over the training rows are left out. The estimators scale the inputs; this class does not.
 
     Args:
         medians: Values that replace missing numbers, [D].
@@ -136,7 +136,7 @@ class Preparation(Plain):
         return tuple(levels), tuple(means)
 
     def pooled(self, features: Features, rows: np.ndarray, weights: np.ndarray) -> tuple[str, ...]:
-        """Sentences about texts of the training rows that share an input."""
+        """Sentences that say how many rare texts of a column share one input."""
         notes = []
         for index, own in enumerate(self.levels):
             codes = features.codes[rows, index]

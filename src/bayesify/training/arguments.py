@@ -49,7 +49,7 @@ class Steps:
 @checked
 @dataclass(frozen=True)
 class Checkpointing:
-    """File and interval for storing a run.
+    """File and interval of a run's checkpoints.
 
     Args:
         path: Path of the checkpoint file.
@@ -85,7 +85,8 @@ class Devices:
     With the same seed, the result equals the result of one process up to rounding.
 
     Args:
-        count: Number of processes. If torchrun started the run on several machines, it is the number per machine.
+        count: Number of processes. If torchrun started the run on several machines, `count` is the number of processes per
+            machine.
         kind: Kind of device, such as `"cpu"` or `"cuda"`; by default CUDA if available.
         launch: How processes start. `"script"` runs the calling script again in each further process; it also uses
             processes that torchrun started. `"fork"` starts processes for this call only and returns their result.
@@ -127,10 +128,10 @@ class Validation:
 
 
 class Update:
-    """A method's own actions in a training run of `fit`; the base class does nothing.
+    """Hooks through which a training method acts during `fit`; the base class does nothing.
 
     Attributes:
-        takes_steps: Whether `take_step` replaces gradients and optimizer.
+        takes_steps: Whether `fit` calls `take_step` instead of computing gradients and taking an optimizer step.
     """
 
     takes_steps: ClassVar[bool] = False
@@ -152,7 +153,7 @@ class Update:
             Negative log-likelihood per example.
 
         Raises:
-            ValueError: If a number is not finite. In this case nothing has changed.
+            ValueError: If a number is not finite. In this case, the step has changed nothing.
         """
         raise NotImplementedError
 
@@ -164,11 +165,11 @@ class Update:
         return {}
 
     def identity(self) -> dict[str, Any]:
-        """Choices as plain data; a continued run must have the same choices as the interrupted run."""
+        """The method's settings as plain data; a continued run must have the same settings as the interrupted run."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State outside the module that steps change, as nested data with tensors, for a checkpoint."""
+        """State that steps change and that is not in the module, as nested data with tensors, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

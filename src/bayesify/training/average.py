@@ -67,12 +67,14 @@ class RunningAverage:
         self.replaced: dict[str, Tensor] = {}
 
     def prepare(self, active: bool) -> None:
-        """Set whether the average includes the next step. If it does not, the average starts again after that step."""
+        """Set whether the average includes the next step. If the average does not include the next step, it starts again after
+        this step."""
         self._active.fill_(float(active))
 
     @torch.no_grad()
     def add(self, taken: Tensor) -> None:
-        """Add the parameters after a step, without waiting for the device. `taken` says whether the step changed them."""
+        """Add the parameters after a step, without waiting for the device. `taken` says whether the step changed the
+        parameters."""
         moves = taken * self._active
         self._count.copy_((self._count + moves) * self._active)
         weight = moves * (1 / self._count.clamp_min(1.0)).clamp_min(1 - self.choice.decay)

@@ -58,7 +58,7 @@ def keep_draws(
     Args:
         model: The network.
         loader: Training data in any form that `fit` accepts.
-        num_draws: Number K of stored draws. Predictions with more draws use the running averages.
+        num_draws: Number K of stored draws. Predictions with more than K draws use the layers' running averages.
         max_examples: Number of examples for the statistics of a draw, taken from all parts of the loader; `None` for
             all examples.
         seed: Seed of the draws.
@@ -84,8 +84,8 @@ def keep_draws(
 def num_examples_within(trained: int) -> int:
     """Number of examples with which the statistics of 32 draws cost about a tenth of training on `trained` examples.
 
-    A training step costs about three forward passes, so the number is about 0.3 / 32 of `trained`. It is at least `MIN_EXAMPLES`
-    and at most `MAX_EXAMPLES`.
+    An example costs about three forward passes in training, and 32 in the passes of the draws, so the number is about 0.3 / 32 of
+    `trained`. It is at least `MIN_EXAMPLES` and at most `MAX_EXAMPLES`.
     """
     return min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
 
@@ -118,9 +118,9 @@ def statistics_of(
 ) -> list[dict[str, Tensor]]:
     """Buffers of each draw, by name: mean and variance of the inputs of normalization layers over batches.
 
-    These layers are in training mode, and all other modules are in evaluation mode. Batches are weighted by their size,
-    so the means are means over the dataset. The variances are averages of the batches' variances. Raises `ValueError`
-    if there is no batch.
+    The normalization layers are in training mode, and all other modules are in evaluation mode. Batches are weighted by their
+    size, so the means are means over the dataset. The variances are averages of the batches' variances. Raises `ValueError` if
+    there is no batch.
     """
     with runner.evaluating().alone() as alone:
         found = {path: layer for path, layer in tracking_layers(alone.network).items() if path in layers}

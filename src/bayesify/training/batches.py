@@ -109,7 +109,7 @@ def parse_batch(item: Any, reader: BatchReader | None = None) -> Batch:
 
     Args:
         item: Item that the loader yields.
-        reader: Function that converts other items to one of these forms.
+        reader: Function that converts an item of any other form to a pair, a triple or a dict.
 
     Raises:
         ValueError: If the roles of the entries are not clear.

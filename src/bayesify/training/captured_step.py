@@ -85,8 +85,8 @@ class CapturedSteps:
             self._warm_up(phase, batch.to(device), self._captures.calls(key))
 
     def _warm_up(self, phase: Phase, batch: Batch, count: int) -> None:
-        """Take a plain step. The first plain step checks values. The last plain step before a capture checks whether
-        the step waits for the GPU."""
+        """Take a plain step. The first plain step also checks values, for example for NaN; later steps leave these checks to the
+        guard. The last plain step before a capture checks whether the step waits for the GPU."""
         waits: list[str] = []
         with side_stream(), ExitStack() as stack:
             if count > 1:
@@ -139,7 +139,8 @@ class GraphOptimizer:
         self._move_counts(self._device)
 
     def _move_counts(self, device: torch.device) -> None:
-        """Move the step counts of Adam. Fused Adam stores the counts on the device, and plain Adam stores them on the CPU."""
+        """Move the step counts of Adam to `device`. Fused Adam stores the counts on the device, and plain Adam stores them on the
+        CPU."""
         for state in self._optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].to(device)

@@ -36,7 +36,7 @@ class Processes:
         self.count: int = 1 if fabric is None else fabric.world_size
 
     def device(self, asked: torch.device | None) -> torch.device:
-        """Device of this process: the device that Fabric gave to it (of the requested kind), or the requested device."""
+        """Device of this process: the device that Fabric assigned to the process or, without Fabric, the requested device."""
         found: torch.device | None = asked if self._fabric is None else self._fabric.device
         assert found is not None
         if found.type == "cuda" and not torch.cuda.is_available():
@@ -78,7 +78,7 @@ class Processes:
         return bool(self.total(float(flag)) > 0)
 
     def agree(self, value: int) -> int:
-        """Value of the first process."""
+        """The value that the first process passed, in all processes."""
         agreed: int = value if self._fabric is None else self._fabric.broadcast(value)
         return agreed
 

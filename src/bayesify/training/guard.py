@@ -39,8 +39,8 @@ class Guard:
     non-finite gradients.
 
     If `skips` (the number of models) is given, the guard skips steps with non-finite gradients instead of raising an error.
-    Models with non-finite gradients then keep their rows of parameters, buffers and optimizer state. `finite` says which models
-    took the last step, [R]. Without an optimizer, the guard only stores buffers.
+    The parameters, buffers and optimizer state of models with non-finite gradients then stay unchanged. `finite` says which
+    models took the last step, [R]. Without an optimizer, the guard only stores buffers.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:
@@ -115,7 +115,7 @@ class Guard:
         return self.finite.is_cuda or not bool(self.finite.all())
 
     def step(self) -> None:
-        """Take the optimizer's step; on a GPU, the step does nothing once the flag is set."""
+        """Take the optimizer's step; with a fused optimizer on a GPU, the step does nothing after a non-finite gradient."""
         optimizer = self._optimizer
         assert optimizer is not None
         if self._skips is not None:
@@ -142,8 +142,7 @@ class Guard:
             part.copy_(_where(self.finite, part, earlier))
 
     def read(self) -> None:
-        """Wait for the device, and raise an error for the first batch with non-finite gradients since the last call.
-        Raises `NotFiniteError` if there was such a batch."""
+        """Wait for the device, and raise `NotFiniteError` for the first batch with non-finite gradients since the last call."""
         if self.deferred and bool(self.flag):
             self.restore()
             raise NotFiniteError(self._names(self._which), int(self._batch))

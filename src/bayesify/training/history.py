@@ -19,9 +19,9 @@ class History(list[dict[str, Any]]):
     (for each model). A validation loader adds `validation_nll` and `validation_accuracy`, or `validation_rmse` and
     `validation_coverage_90`.
 
-    Means are taken over the steps that were not skipped, and over the models that took a step. They are NaN in an epoch
-    without a step. A model that took no step ranks last: its entry is infinity in `nll_by_model` and minus infinity in
-    `elbo_by_model`.
+    Means are taken over the steps that were not skipped, and over the models that took a step. The means are NaN in an epoch in
+    which all steps were skipped. A model that took no step ranks last: its entry is infinity in `nll_by_model` and minus infinity
+    in `elbo_by_model`.
 
     Attributes:
         findings: Problems of the training run, each with a remedy.

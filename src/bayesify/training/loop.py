@@ -57,7 +57,7 @@ from bayesify.training.watch import Watch
 
 
 class TrainingLoop:
-    """One run of `fit` in one process. The optimizer is `None` if the update takes the steps."""
+    """One run of `fit` in one process. The optimizer is `None` if an `Update` takes the steps itself."""
 
     def __init__(
         self,
@@ -448,8 +448,8 @@ class TrainingLoop:
 
 @contextmanager
 def delayed_interrupt() -> Iterator[threading.Event]:
-    """Delay the first Ctrl-C so that a loop can finish its step and save. The first Ctrl-C only sets the event. A
-    second Ctrl-C interrupts at once.
+    """Delay the first Ctrl-C so that a loop can finish its step and save. The first Ctrl-C only sets the event that the context
+    yields. A second Ctrl-C interrupts at once.
 
     The SIGINT handler is replaced in the main thread only. Other threads, and handlers that are not Python's own, are
     left alone.

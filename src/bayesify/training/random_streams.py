@@ -1,4 +1,4 @@
-"""Random streams of a training run: one for data and one for the network. Each can be restored."""
+"""Random streams of a training run: one for data and one for the network. The state of each stream can be restored."""
 
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def _parts(one: Any) -> list[Any]:
 
 
 def set_network_state(state: Tensor, device: torch.device) -> None:
-    """Set the global generators from their joined `generator_states`. If the states do not include the device's generator, only
-    the CPU's generator is set."""
+    """Set the global generators to the states in `state`, which are the joined `generator_states`. If the states do not include
+    the device's generator, only the CPU's generator is set."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda" and state.numel() > size:

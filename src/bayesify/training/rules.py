@@ -188,9 +188,9 @@ def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Find
 def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: Score | None = None) -> list[Finding]:
     """Return a finding if the weighted KL at the end outweighs the data term and the fit to the data has suffered.
 
-    All quantities are per example. Only scores from the same mode are compared. The NLL of training batches is averaged over
-    groups of consecutive values, and the last group is compared with the best group. `now` is compared with `start`; both are
-    scores of predictions in evaluation mode.
+    All quantities are per example. A score from training mode is never compared with a score from evaluation mode. The NLL of
+    training batches is averaged over groups of consecutive values, and the last group is compared with the best group. `now` is
+    compared with `start`; both are scores of predictions in evaluation mode.
     """
     size = max(1, len(nll) // 8)
     smooth = [fmean(nll[place : place + size]) for place in range(0, len(nll) - size + 1, size)]
@@ -217,8 +217,8 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
 
 
 def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaired: float) -> float:
-    """Two standard errors of the mean difference between two scores of the same examples. The result is `unpaired` if
-    too few scores are known."""
+    """Two standard errors of the mean difference between two scores of the same examples. If too few scores are known, the
+    argument `unpaired` is returned."""
     if len(before) != len(after) or len(before) < MIN_PAIRED_EXAMPLES:
         return unpaired
     apart = [last - first for first, last in zip(before, after, strict=True)]
@@ -226,12 +226,12 @@ def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaire
 
 
 def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
-    """Return a finding if predictions are worse than those of the given network.
+    """Return a finding if predictions are worse than those of the network from which training started.
 
     On held-out data, the difference must exceed chance and also a limit: 1 percentage point of accuracy, 5 % of the
-    RMSE, or 0.02 nats per target. Chance is two standard errors of the mean difference on the same examples. On
-    training data, the given network may look better than it is because it has memorized the rows. The limits on
-    training data are 5 points, 25 % and 0.25 nats.
+    RMSE, or 0.02 nats per target. Chance is two standard errors of the mean difference on the same examples. On training data,
+    the network from which training started may look better than it is, because it has memorized the rows. The limits on training
+    data are 5 percentage points of accuracy, 25 % of the RMSE, and 0.25 nats.
     """
     few = min(start.count, now.count)
     found = []
@@ -264,13 +264,14 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
 
 
 def less_calibrated(start: Score, now: Score) -> list[Finding]:
-    r"""Return a finding if, on held-out data, confidence is further from accuracy than it was for the given network.
+    r"""Return a finding if, on held-out data, confidence is further from accuracy than for the network from which training
+    started.
 
     The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must
-    exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The rise of the gap must exceed
-    `MIN_CALIBRATION_RISE` and two standard errors of the difference on the same examples. Training data do not show this gap,
-    because a network is more often right on training data than on new data. An untrained network is no standard of comparison,
-    because it is calibrated only by chance.
+    exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The increase of the gap over that of the starting network
+    must exceed `MIN_CALIBRATION_RISE` and two standard errors of the difference on the same examples. Training data do not show
+    this gap, because a network is more often right on training data than on new data. An untrained network is no standard of
+    comparison, because it is calibrated only by chance.
     """
     parts = [
         [1 - error - confidence for error, confidence in zip(score.errors, score.confidences, strict=False)]
@@ -347,7 +348,7 @@ def statistics_differ(training: float, now: Score) -> list[Finding]:
 def scales_still(before: Mapping[str, float], after: Mapping[str, float]) -> list[Finding]:
     """Return a finding if weights hardly vary between draws and their spread has not changed since the start.
 
-    The mappings give the standard deviation of each weight relative to its root mean square, before and after training.
+    `before` and `after` give the standard deviation of each weight relative to its root mean square, before and after training.
     """
     known = [name for name in after if before.get(name, 0) > 0 and after[name] > 0]
     if not known or max(after[name] for name in known) > MIN_RELATIVE_SPREAD:
@@ -369,8 +370,8 @@ def scales_wide(
     """Return a finding if training has widened the posterior until draws of a weight differ by a large share of its
     size.
 
-    This rule applies when the result is worse than the given network. `before` and `after` are the standard deviations
-    of each weight before and after training. `relative` is `after` divided by the root mean square of the weight.
+    This rule applies when the result is worse than the network from which training started. `before` and `after` are the standard
+    deviations of each weight before and after training. `relative` is `after` divided by the root mean square of the weight.
     Weights that shrink while their spread is constant do not count as a finding.
     """
     known = [name for name in after if before.get(name, 0) > 0]

@@ -103,7 +103,7 @@ def make_scheduler(choice: Any, optimizer: torch.optim.Optimizer | None) -> Any:
 
 
 def match_layout(optimizer: torch.optim.Optimizer) -> None:
-    """Give loaded state the memory layout of its parameters, such as channels last. Fused optimizers require this."""
+    """Give a loaded optimizer state the memory layout of its parameters, such as channels last. Fused optimizers require this."""
     for parameter, state in optimizer.state.items():
         for key, value in state.items():
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():

@@ -50,9 +50,9 @@ class ModelStack(nn.Module, Trainable):
 
     Perceptrons with the posterior `Point` run as products of stacked matrices; see `Perceptrons`. Compared with `vmap`
     on a CPU, a step takes 0.6 times as long for ten 8-50-50-1 networks, and equally long for ten 100-500-500-1
-    networks. `vmap` runs the other models. Models with recurrent layers, attention, BatchNorm or anything else that `vmap`
-    refuses run in a loop over the models. Models with convolutions also run in a loop, because a loop is faster for them. The
-    results are the same, and `loop_reason` says why the loop is used.
+    networks. Models that are not such perceptrons run with `vmap`. Models with recurrent layers, attention, BatchNorm or anything
+    else that `vmap` refuses run in a loop over the models. Models with convolutions also run in a loop, because a loop is faster
+    for them. A loop gives the same results as `vmap`; `loop_reason` says why it is used.
 
     Args:
         models: Trainable modules of the same kind (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
@@ -61,8 +61,8 @@ class ModelStack(nn.Module, Trainable):
         num_data: Number of examples N of each model, if the numbers differ; by default the number passed to `terms`.
         vectorize: Whether to run the models at once; `False` runs them in a loop.
         likelihoods: G likelihoods that replace the models' own likelihoods. Each likelihood is shared by R / G
-            consecutive models and trained with them. Perceptrons may have different kinds of likelihood. Each kind then
-            uses as many of the first outputs as it needs.
+            consecutive models and trained with them. Perceptrons may have different kinds of likelihood. Each kind of likelihood
+            then uses only the first outputs of a network, as many as the likelihood needs.
 
     Raises:
         ValueError: If there is no model, if the models differ in more than their values, or if likelihoods cannot be
@@ -224,7 +224,7 @@ class ModelStack(nn.Module, Trainable):
 
     @torch.no_grad()
     def unstack(self) -> list[Any]:
-        """The given models, updated with the current parameters and buffers."""
+        """The models from which the stack was made, updated with the stack's current parameters and buffers."""
         for index, model in enumerate(self._models):
             own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             for name, key in self._names.items():
@@ -301,7 +301,8 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms for perceptrons; `None` if the fast path cannot run, or `_by_models` must report a non-finite value."""
+        """Both terms of the perceptrons' objectives; `None` if the fast path cannot run, or if a value is not finite, which
+        `_by_models` then reports."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
@@ -374,7 +375,8 @@ class ModelStack(nn.Module, Trainable):
     def _run(
         self, values: dict[str, Tensor], batch: Batch, options: _Options, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
-        """Both terms of one model's objective, [S] each. The template runs with the model's parameters and buffers."""
+        """Both terms of one model's objective, [S] each. A copy of the first model runs with this model's parameters and
+        buffers."""
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
             found: tuple[Tensor, Tensor] = template.terms(batch, **options, generator=noise)

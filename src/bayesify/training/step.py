@@ -151,8 +151,9 @@ class Step:
         """Take one step from a window of batches whose gradients are summed.
 
         `share` is the fraction of the run that is finished, and `first` is the number of the window's first batch in its epoch.
-        Raises `BatchError` if a batch is not valid or its gradients are not finite. In this case nothing has changed. An error of
-        the scheduler after the step is also a `BatchError`, but the step counts as taken.
+        Raises `BatchError` if a batch is not valid or its gradients are not finite. In this case, the step has changed neither
+        the model nor the optimizer. An error of the scheduler after the step is also a `BatchError`, but the step counts as
+        taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)
@@ -288,7 +289,7 @@ class Step:
 
     def check(self) -> None:
         """Wait for the device, and check whether all steps so far were finite. Raises `BatchError` if a step was not
-        finite. Everything is restored to the state before this step."""
+        finite. In this case, the run is restored to its state before the step that was not finite."""
         try:
             self._guard.read()
         except NotFiniteError as error:

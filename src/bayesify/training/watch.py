@@ -340,7 +340,8 @@ def _settled(held_out: list[float]) -> bool:
 
 
 def start_network(model: Trainable) -> nn.Module | None:
-    """The network to compare the result with: the given network, or the mean of a posterior that was trained before."""
+    """The network with which results are compared: the network that was made Bayesian, or the mean of a posterior that was
+    trained before."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
         return None

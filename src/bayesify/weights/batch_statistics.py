@@ -41,10 +41,10 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
 
 
 def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
-    """Yield the given batches, unchanged. The layers' momenta are set before each batch.
+    """Yield the batches of `batches`, unchanged. Before each batch, the momentum of every layer in `layers` is set.
 
-    A pass over all batches then gives averages in which each batch is weighted by its size. Raises `ValueError` if
-    there are no batches.
+    After a pass over all batches, the running statistics are averages in which each batch is weighted by its size. Raises
+    `ValueError` if there are no batches.
     """
     layers, seen = list(layers), 0
     for batch in batches:
@@ -75,7 +75,7 @@ def is_trained(layer: _NormBase) -> bool:
 def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> tuple[str, ...]:
     """Names of the layers whose statistics stay fixed while a posterior trains; for `choice` see `bayesianize`.
 
-    `belong` says whether the statistics suit the initial draws of all posteriors, which `"auto"` requires. Raises
+    `belong` says whether the statistics suit the initial draws of all posteriors; otherwise `"auto"` freezes no layer. Raises
     `ValueError` if a name is not the name of a layer with running statistics.
     """
     layers = tracking_layers(network)

@@ -79,8 +79,8 @@ class Weight:
         - In a transposed kernel `(c_in, c_out/g, *k)`, inputs and outputs are first exchanged within each group.
         - An embedding table is the matrix that multiplies a one-hot row.
         - A vector is one column.
-        - For a parameter of an unknown module, the axis of outputs comes before the last two axes. It is the first such axis that
-          is longer than 1. If there is none, the outputs are the second-to-last axis.
+        - For a parameter of an unknown module, the outputs are the first axis longer than 1 among the axes before the last two.
+          If no such axis is longer than 1, the outputs are the second-to-last axis.
 
         Args:
             value: [*batch, *shape].
@@ -348,7 +348,7 @@ def padding_rows(net: nn.Module, weights: list[Weight]) -> dict[str, tuple[int, 
 
 
 def padding_entries(net: nn.Module, weights: Mapping[str, Weight]) -> Tensor:
-    """Indices of the entries of padding rows in the concatenation of all weights, [n]."""
+    """Indices of padding-row entries in the concatenation of all weights, [n]."""
     rows, found, start = padding_rows(net, list(weights.values())), [torch.zeros(0, dtype=torch.long)], 0
     for name, weight in weights.items():
         if name in rows:

@@ -16,8 +16,8 @@ from bayesify.weights.structured import StructuredWeight
 class NetworkLayout:
     """Types, memory layouts, padding rows and units of a network's own weights, which drawn weights adopt.
 
-    `units` are factors, by name, from a posterior's weight to the network's weight; other names have the unit 1. If the layout
-    `is_plain`, drawn weights need no conversion.
+    `units` maps the name of a weight to the factor that converts the posterior's weight to the network's weight; the default
+    factor is 1. If the layout `is_plain`, drawn weights need no conversion.
     """
 
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
@@ -31,7 +31,7 @@ class NetworkLayout:
         self.set_units({})
 
     def set_units(self, units: dict[str, float]) -> None:
-        """Use other units."""
+        """Replace the conversion factors `units`."""
         self.units = units
         self.is_plain = not (self._padding or self.low_precision or self.channels_last or units)
 

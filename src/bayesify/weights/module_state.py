@@ -28,8 +28,8 @@ def describe(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A module's state. Slashes in names, which stand for dots, become dots again. Raises `TypeError` if an entry of
-    the state is not a tensor."""
+    """A module's `state_dict`, with packed masks. Slashes in names, which stand for dots, become dots again. Raises `TypeError`
+    if an entry of the state is not a tensor."""
     state: dict[str, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):

@@ -21,14 +21,14 @@ Own = TypeVar("Own", bound=Rule)
 class StructuredWeight(Tensor):
     """A drawn weight that has its own rules for some functions and is a plain tensor for all other functions.
 
-    The constructor of a subclass takes the components (plain tensors) first, then all other arguments. It creates the weight with
-    `wrap`. The subclass defines `materialize` and registers rules, for example with `rule(F.linear)`. For a function with a rule,
-    the rule runs and the weight is never materialized. For any other function, the weight is materialized first. All components
-    may have a leading axis of draws, which `vmap` then removes.
+    The constructor of a subclass takes the components (plain tensors) first, then all other arguments. The constructor creates
+    the weight with `wrap`. The subclass defines `materialize` and registers rules, for example with `rule(F.linear)`. For a
+    function with a rule, the rule runs and the weight is never materialized. For any other function, the weight is materialized
+    first. All components may have a leading axis of draws, which `vmap` then removes.
 
     Attributes:
         components_: The plain tensors that make up the weight.
-        static_: The other arguments of the weight.
+        static_: The constructor's arguments that are not components.
     """
 
     components_: tuple[Tensor, ...]

@@ -17,7 +17,7 @@ class WeightRow:
         name: The weight's name in `named_parameters()`.
         shape: The weight's shape.
         treatment: The posterior that draws the weight, or "point estimate".
-        before: Number of the weight's scalars in the given network.
+        before: Number of the weight's scalars before the network was made Bayesian.
         after: Number of trainable scalars that represent the weight now; `None` if they are counted in the row of another weight
             of the layer.
         remark: The reason why the weight has no posterior, or the names it is tied to.
@@ -68,7 +68,7 @@ class Summary:
 
     @property
     def before(self) -> int:
-        """Number of scalars in the given network."""
+        """Number of scalars before the network was made Bayesian."""
         return sum(row.before for row in self.rows)
 
     @property

@@ -32,15 +32,15 @@ class DrawRequest:
         num_draws: Number of draws S.
         prior: The prior's scales, for the KL and for posteriors that are built on the prior.
         noise: Source of the random numbers.
-        antithetic: Whether to draw noise in pairs of opposite sign. This halves the number of random numbers and
-            cancels errors that are odd in the noise.
+        antithetic: Whether to draw noise in pairs of opposite sign. This halves the number of random numbers and cancels errors
+            that are odd functions of the noise.
         local: Whether noise may differ between examples. It is true only inside the training objective.
         runner: The network, for posteriors that must run it to draw.
         weights: Weights that the network's other posteriors drew. Only a posterior that runs the network to make its own draws
             needs them.
         num_data: Number of examples N in the dataset, if the draw is for a bound over the dataset.
         networks: Dict whose key is the number of networks that all ensembles form together (see `Ensemble`). Its value contains,
-            for each draw, the index of the network that the draw uses, [S]. The first ensemble that draws fills it.
+            for each draw, the index of the network that the draw uses, [S]. The first ensemble that draws fills the dict.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
         autocast: Dtype in which the network runs under autocast. Autocast is off while a posterior draws.
     """
@@ -239,7 +239,8 @@ class Posterior(nn.Module):
     # -- buffers that differ between draws -------------------------------------------------------------------------
 
     def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Take over buffers that differ between draws. The network calls this method when all its posteriors are bound.
+        """Take over the buffers that this posterior keeps separately for different draws. The network calls this method when all
+        its posteriors are bound.
 
         Args:
             buffers: Running statistics of the network's normalization layers, by name.
@@ -276,7 +277,8 @@ class Posterior(nn.Module):
         """E_q[w] by name."""
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """E_q[w] by name. Posteriors that run the network use the given means of the other posteriors' weights."""
+        """E_q[w] by name. A posterior that runs the network to compute its means sets the other posteriors' weights to the means
+        `others`."""
         return self.mean()
 
     @abstractmethod

@@ -37,7 +37,7 @@ def draw_by_kernels(
     equal those of `posterior.draw`.
 
     `names` are in the order of the plan, and `parameters` in the order of the plan's gradients. `make` makes a plan from the
-    prior standard deviations of the weights `names`. It is called once for each set of parameter addresses and each kind of
+    prior standard deviations of the weights `names`. `make` is called once for each set of parameter addresses and each kind of
     request.
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))

@@ -110,7 +110,8 @@ def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], 
 
 
 def _follows(posterior: Posterior, request: DrawRequest) -> bool:
-    """Whether a request's graph recomputes the values that draws without a graph take from the cache."""
+    """Whether a request uses a graph that recomputes the values that draws without a graph take from the cache: it asks for one
+    draw of few parameters."""
     return (
         request.num_draws == 1
         and sum(map(Tensor.numel, tensors_in(posterior, buffers=False))) <= MAX_PARAMETERS_TO_FOLLOW

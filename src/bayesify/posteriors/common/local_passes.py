@@ -30,11 +30,11 @@ def run_local(
 ) -> Result:
     """Draw weights and run the network with separate noise for each example, and return the result.
 
-    Weights that are used more than once get one draw for all examples. The result is the same as if the posteriors had known from
-    the start that these weights are used more than once. If the first pass finds a weight that is used more than once, the pass
-    is repeated from the same state of the caller's generator. A training run owns torch's global generators, so their state is
-    restored too. Outside a training run, other threads may use the global generators, so these generators are never reset.
-    Instead, the first bound runs one extra pass over a copy of the network without hooks. This pass is in evaluation mode, in
+    Weights that are used more than once get one draw for all examples. The result does not depend on when the posteriors find out
+    that a weight is used more than once. If the first pass finds a weight that is used more than once, the pass is repeated from
+    the same state of the caller's generator. A training run owns torch's global generators, so their state is restored too.
+    Outside a training run, other threads may use the global generators, so these generators are never reset. Instead, before the
+    first bound is computed, one extra pass runs on a copy of the network that has no hooks. This pass is in evaluation mode, in
     which the network uses no random numbers.
 
     `compute` draws weights and runs the network on the inputs. `draw` makes one draw, with separate noise for each example, from
@@ -66,8 +66,8 @@ def _evaluate(draws: Draws, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _until_known(
     compute: Callable[[], Result], parts: list[Posterior], restore: Callable[[], None] | None = None
 ) -> Result:
-    """Repeat the pass until it finds no further weight that is used more than once, and return its result. `restore` precedes
-    each repetition."""
+    """Repeat the pass until it finds no further weight that is used more than once, and return its result. The function `restore`
+    is called before each repetition."""
     while True:
         try:
             return compute()

@@ -119,7 +119,7 @@ class AttentionOutput(LinearMap):
     """The projection at the end of `nn.MultiheadAttention`. Torch applies this projection without calling its module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The output of the heads. It is found as the module's output when the identity replaces this projection."""
+        """The output of the heads. To find it, the attention module runs with the identity in place of its output projection."""
         assert isinstance(module, nn.MultiheadAttention)
         slots: dict[str, Any] = module.out_proj._parameters
         kept = dict(slots)

@@ -96,8 +96,8 @@ class GlobalInducing(Posterior):
             the draw. With `"sampled"` the bound has no variance if q is exact.
         init: Initial V of the layers. With `"random"`, V is standard normal, as in the paper. With `"network"`, V is the output of
             each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. Let n be the number of inducing
-            inputs times the number of positions. If n is at least the number of columns of $A_l$, the mean of q starts close to
-            the network.
+            inputs times the number of positions. If n is at least the number of columns of $A_l$, the mean of q is initially
+            close to the network's weights.
 
     Raises:
         ValueError: If an argument is out of range, if inputs are not finite, if the network mixes examples, or if a
@@ -219,7 +219,8 @@ class GlobalInducing(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Run the network on the inducing inputs, and draw each layer when it is called. Draws run together if `vmap` works."""
+        """Run the network on the inducing inputs, and draw each layer when it is called. All draws run in one batch if `vmap`
+        supports the network."""
         runner: Runner = request.runner or self._bound_runner
         self._check_network(runner.network)
         others = self._others(runner, request.weights or {})
@@ -350,7 +351,8 @@ class GlobalInducing(Posterior):
 
         with $\epsilon = 2^{-23}$. If this estimate exceeds `MAX_ROUNDING_ERROR`, float64 is used. Float32 is never used if a
         setting (autocast, TensorFloat-32, bfloat16) would replace it with a lower precision. If the network itself runs in
-        bfloat16 on a GPU, features are bfloat16 numbers. Their products are exact in float32; see `maths.patch_products`.
+        bfloat16 on a GPU, features are bfloat16 numbers. Products of two bfloat16 features are exact in float32; see
+        `maths.patch_products`.
         """
         name, targets = entry.layer.name, self.pseudo_outputs[entry.layer.name]
         what = f"GlobalInducing: the precision of layer {name or '(the network)'}"

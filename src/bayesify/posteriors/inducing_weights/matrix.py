@@ -146,7 +146,7 @@ class DiagonalMatrix(InducingMatrix):
         return 0.5 * (trace.sum() + square - std.numel()) - std.log().sum()
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """`(R^2)^T s^2 C^2`."""
+        """`(R^2)^T s^2 C^2`, with elementwise squares."""
         std = self.std()
         if std is None:
             return row.new_zeros(row.shape[-1], col.shape[-1])
@@ -154,7 +154,8 @@ class DiagonalMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Multiply each variance by the prior's conditional variance, because a diagonal q(U) has no correlations."""
+        """Multiply the variance of each entry by the entry's prior variance given all other entries, because a diagonal q(U) has
+        no correlations."""
         if self.raw_std is not None:
             std = positive(self.raw_std, self.max_std) * _inverse_diagonals(factors).rsqrt()
             cap = self.max_std
@@ -217,7 +218,7 @@ class MatrixNormalMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel()) - log_det
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Outer product of the variances of the two sides."""
+        """Outer product of two vectors: the variances of the rows and the variances of the columns."""
         rows, cols = self.trils()
         return torch.outer((row.mT @ rows[index]).square().sum(-1), (col.mT @ cols[index]).square().sum(-1))
 

@@ -40,8 +40,9 @@ class NoiseShapes:
     each number itself when it needs this number.
 
     `factors` is empty if W equals its mean given U. $E_3$ has room for `cols` columns, the largest number of columns of any U.
-    `own` contains the shapes for U, and `second` the shapes for $E_2$. `large` contains the shapes for $[E_3 E]$ of each group,
-    or for E and then $E_3$. `thin` is the number of columns of $E_3$ if it comes before E, otherwise 0.
+    `own` contains the shapes for U, and `second` the shapes for $E_2$. `large` contains, for each group, the shape of $[E_3 E]$
+    if kernels generate the noise, and otherwise the shapes of E and of $E_3$. `thin` is the number of columns of $E_3$ if it
+    comes before E, otherwise 0.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class NoiseShapes:
     def draw(
         self, request: DrawRequest, like: Tensor, blocks: Sequence[Sequence[Sequence[Layer]]], seed: Tensor | None
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """The noise for U of each family, and the noise of each block, with the shapes of this object.
+        """Two lists of noise tensors: the noise of U for each family q(U), and the noise of W for each block.
 
         If `seed` is given, the result omits the noise of W's size, because a kernel generates it. The seed has shape [1].
         """
@@ -151,8 +152,8 @@ def draw_by_kernels(
     """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
 
     A block contains all layers with the same size of U, in groups of equal-sized layers. `given` contains the same values as
-    `blocks` of `conditional_draws`, except that its noise consists only of $E_2$. With `low`, products with matrices of W's size
-    use bfloat16.
+    `blocks` of `conditional_draws`, except that its noise consists only of $E_2$. If `low` is true, products with matrices as
+    large as W use bfloat16.
     """
     groups = [group for block in blocks for group in block]
     names = [weight.name for group in groups for layer in group for weight in layer.weights]

@@ -58,9 +58,9 @@ class InducingWeights(Posterior):
         max_std: Upper bound on the standard deviations of a diagonal q(U). If this bound is 0, U is a point estimate, and $-\log
             p(U)$ replaces the KL of U.
         whiten: Whether to store U so that its prior is standard normal (appendix H).
-        init: How Z and U start. With `"network"`, the conditional mean starts at the best approximation of rank
-            `min(rows, cols)` to the network's `[W b]`. With `"random"`, the start follows appendix J. The default is
-            `"network"`; with `shared`, it is `"random"`.
+        init: How the initial values of Z and U are chosen. With `"network"`, the conditional mean starts at the best
+            approximation of rank `min(rows, cols)` to the network's `[W b]`. With `"random"`, the start follows appendix J. The
+            default is `"network"`; with `shared`, it is `"random"`.
         fit_to_layer: Whether to reduce rows and cols to the size of a smaller layer. The default is true; with
             `shared`, it is false. The paper does not reduce rows and cols.
         function_space_kl: Whether to weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), where N is the `num_data` given to
@@ -69,8 +69,8 @@ class InducingWeights(Posterior):
             correlates the layers (appendix H). The option requires `whiten=True` and the same number of columns of U in every
             layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
-            default, the noise of U contributes a tenth of the root mean square of the layer's weights to the standard deviation
-            of W, and so does the noise of W given U. In layers before a BatchNorm layer, both contribute less.
+            default, the noise of U and the noise of W given U each contribute a tenth of the root mean square of the layer's
+            weights to the standard deviation of W. In layers before a BatchNorm layer, both contribute less.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:
@@ -387,7 +387,7 @@ class InducingWeights(Posterior):
         return result
 
     def _spread(self, block: int, factors: list[Factors], row: Tensor, col: Tensor, member: int) -> Tensor:
-        """The part of one layer's variance of W / sigma that comes from U, [d_out, d_in]. `row` and `col` map U to W."""
+        """The part of the variance of W / sigma that comes from U, for one layer, [d_out, d_in]. `row` and `col` map U to W."""
         if self.shared is None:
             if not self.whiten:
                 row = torch.linalg.solve_triangular(factors[block].row_tril[member].mT, row, upper=True)

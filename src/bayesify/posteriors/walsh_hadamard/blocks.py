@@ -106,7 +106,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
-    """Whether materializing W is faster: for many input rows, tensor cores are faster than memory-bound transforms."""
+    """Whether materializing W is faster, which it is for many input rows: tensor cores are then faster than memory-bound
+    transforms."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.static_[0].size
 
@@ -119,7 +120,8 @@ def _finish(y: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class LocalWalshHadamardWeight(LocalWeight):
-    r"""A Walsh-Hadamard weight with a separate g for each example. All positions and calls share this g.
+    r"""A Walsh-Hadamard weight with a separate g for each example. All positions of an example, and all calls of the layer, use
+    the same g.
 
     $g_b = \mu + s \circ (\epsilon_b + N \epsilon_b)$ for the b-th example along the first axis of the input. Each example's
     output has the same distribution as with a shared g, but the gradient has less variance. The joint distribution over examples

@@ -79,8 +79,8 @@ class Diagonal(nn.Module):
 class Full(Diagonal):
     r"""$q(g) = \mathcal{N}(\mu, L L^\top)$ with $L = \operatorname{diag}(s) (I + N)$ and N strictly lower triangular.
 
-    Additional parameter: `lower_value`, the entries of N row by row, [K, D (D - 1) / 2]. A step of the optimizer therefore
-    changes a row of L in proportion to its diagonal entry.
+    Additional parameter: `lower_value`, the entries of N row by row, [K, D (D - 1) / 2]. Because row i of N is multiplied by
+    $s_i$, a step of the optimizer changes a row of L in proportion to its diagonal entry.
     """
 
     name = "full"
@@ -129,8 +129,9 @@ class Flow(Diagonal):
     $$ g = f_F \circ \dots \circ f_1 (z), \quad z \sim \mathcal{N}(\mu, \operatorname{diag}(s^2)), \qquad
        \log q(g) = \log q(z) - \sum_f \log |\det f'| $$
 
-    The KL of a draw is estimated by $\log q(g) - \log p(g)$. The methods for the KL and the moments, which take no draw, use 1024
-    fixed draws. The contribution of the Gaussian of z to the moments is exact. The chain starts close to the identity.
+    The KL of a draw is estimated by $\log q(g) - \log p(g)$. `kl`, `mean` and `reached_variance`, which take no draw as an
+    argument, use 1024 fixed draws. Only the effect of the planar layers on the moments is estimated; the mean and variance of z
+    are exact. Initially, the chain of planar layers is close to the identity.
 
     Additional parameters: `u` and `w`, [K, F, D] each, and `b`, [K, F].
     """
@@ -191,7 +192,7 @@ class Flow(Diagonal):
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
-        """Set the Gaussian of z to p(g), and every layer to the identity."""
+        """Set the distribution of z to p(g), and every planar layer to the identity."""
         super().set_to_prior(prior_std)
         self.u.copy_(IDENTITY_PRODUCT * self.w / self.w.square().sum(-1, keepdim=True))
         self.u.sub_(invertible(self.u, self.w))  # remove the rounding error

@@ -75,13 +75,13 @@ class WalshHadamard(Posterior):
         flow_length: Number of planar layers of a flow.
         init_std: Standard deviations of W before training. The default is a tenth of the root mean square of the weight, or less
             if its layer comes before a BatchNorm layer.
-        init: How W starts. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs times a scale. With this scale, W is a
-            multiple of an orthogonal matrix and as large as the network's own weight. With `"network"`, W is the matrix nearest
-            to the network's weight that alternating least squares finds (`maths.walsh_hadamard.nearest`). This matrix is far from
-            a trained weight, because D numbers cannot represent D x D weights. With `"residual"`, W is added to the weights of a
-            trained network. These weights are stored but not trained further. $\mu$ starts at 0, and $S_1$ and $S_2$ at random
-            signs. The prior is then centered on a network that has already seen the data, and the posterior is no smaller than
-            the network.
+        init: How the initial value of W is chosen. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs times a scale. This
+            scale makes the root mean square of W equal to that of the network's own weight; W is a multiple of an orthogonal
+            matrix. With `"network"`, W is the matrix nearest to the network's weight that alternating least squares finds
+            (`maths.walsh_hadamard.nearest`). This matrix is far from a trained weight, because D numbers cannot represent D x D
+            weights. With `"residual"`, W is added to the weights of a trained network. These weights are stored but not trained
+            further. $\mu$ starts at 0, and $S_1$ and $S_2$ at random signs. With `"residual"`, the prior is therefore centered on
+            a network that was trained on the data, and the posterior is no smaller than the network.
         local_reparameterization: Whether the training objective draws a separate g for each example in linear layers.
             In predictions, all examples always share g, because a draw must be a function of the input.
 
@@ -193,8 +193,8 @@ class WalshHadamard(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw g of all blocks. One call draws all noise. Weights of large linear layers stay factored; others are
-        materialized."""
+        """Draw g of all blocks. One call draws all noise. Weights of large linear layers are returned as their factors; other
+        weights are materialized."""
         weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
@@ -207,7 +207,7 @@ class WalshHadamard(Posterior):
         return self._around_base(weights), kl
 
     def _around_base(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Put all weights in order. If W is a residual, the network's own weights are added."""
+        """The weights, sorted in the order of `sizes()`. With `init="residual"`, the network's own weights are added to W."""
         base = dict(self.base.items())
         return {name: weights[name] + base[name] if name in base else weights[name] for name in self.sizes()}
 
@@ -251,8 +251,8 @@ class WalshHadamard(Posterior):
     def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Materialize weights from the D distinct numbers of each block, [..., K, D]. If all weights of the group are
-        materialized, one call makes all of them."""
+        """Materialize weights from the D distinct numbers $c = D^{-1/2} H g$ of each block, [..., K, D]. If all weights of the
+        group are materialized, one call makes all of them."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)
@@ -264,7 +264,7 @@ class WalshHadamard(Posterior):
     # -- bound and moments -----------------------------------------------------------------------------------------
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """KL of all g and of the vectors, in nats. For a flow, it is estimated from fixed draws."""
+        """KL of all g, and of the biases and other vectors, in nats. For a flow, it is estimated from fixed draws."""
         total: Any = self.vectors.kl(prior) if self.vectors is not None else 0.0
         for size in self.groups:
             total = total + self.family(size).kl(self.prior_std(size, prior))

@@ -166,7 +166,7 @@ def solve_quantile(
 ) -> Tensor:
     """For each entry, the value at which a distribution function equals q, up to rounding.
 
-    The solution lies between `lower` and `upper`. The rounding error is relative to the value's size plus `scale`.
+    The solution lies between `lower` and `upper`. The error is a few roundings of the solution's absolute value plus `scale`.
     """
     value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
     done = torch.zeros_like(value, dtype=torch.bool)

@@ -126,8 +126,8 @@ class CountFamily(Family):
             yield torch.where(short, left + index, at), torch.where(short, (index < width).to(width), share)
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Two kinds of counts: counts from 0 upward with growing gaps, and approximate quantiles of the components. The quantiles
-        come from gamma distributions with the same moments."""
+        """Counts that divide the integral into pieces: counts from 0 upward with growing gaps, and approximate quantiles of the
+        components. The quantiles come from gamma distributions with the same moments."""
         mean, variance = self.moments(*parameters)
         shape = mean.square() / variance
         near = [  # Wilson & Hilferty 1931
