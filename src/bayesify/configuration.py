@@ -183,7 +183,7 @@ def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -
     `like`."""
     likelihood = make_likelihood(config)
     if likelihood is None:
-        raise ValueError("no likelihood is stored")
+        raise ValueError("the stored configuration has no likelihood")
     likelihood = likelihood.to(like)
     likelihood.load_state_dict(below("likelihood", state))
     return likelihood

@@ -145,7 +145,7 @@ def test_other_families(tmp_path, posterior):
 def test_refusals_name_the_remedy(tmp_path):
     for posterior, message in [
         (posteriors.Point(), "nothing to draw.*sample=False"),
-        (posteriors.Ensemble(members=3), "choose a random member.*sample=False"),
+        (posteriors.Ensemble(members=3), "choose a random ensemble member.*sample=False"),
         (posteriors.GlobalInducing(inputs=X[:4]), "GlobalInducing must run the network .*sample=False"),
     ]:
         with pytest.raises(ValueError, match=message):

@@ -343,7 +343,7 @@ def test_a_checkpoint_under_a_tangent_prior_holds_no_weights_as_text(tmp_path: P
         (lambda: FunctionSpaceVI(network()).function_kl(X[:0]), "the batch is empty"),
         (
             lambda: FunctionSpaceVI(network()).predict(X, method="linearized", chunk=3),
-            "chunk applies only to method='draws'",
+            "only method='draws' accepts chunk",
         ),
         (lambda: Mixture(Box(0.0, 1.0), X), "Tensor is not a Context"),  # type: ignore[arg-type]
         (lambda: Box.around(X, widths=-1.0), "widths=-1.0"),

@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "kronecker_part": (
         lambda: Laplace(network(), CATEGORICAL, subnetwork.random(5), "kronecker").fit(data()),
-        "needs whole weights",
+        "needs whole weight tensors",
     ),
     "method": (
         lambda: Laplace(network(), CATEGORICAL).fit(data()).predict(torch.randn(2, 2), method="mc"),

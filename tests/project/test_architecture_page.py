@@ -34,7 +34,7 @@ def test_arrows_that_follow_from_others_are_left_out():
 
 
 def test_the_table_has_every_room():
-    table = TEXT.split("From bottom to top:")[1].split("Two contracts")[0]
+    table = TEXT.split("The layers from bottom to top:")[1].split("Two contracts")[0]
     rows = [line.split("|") for line in table.splitlines() if line.startswith("|")][2:]
     layers: dict[str, set[str]] = {}
     for row in rows:

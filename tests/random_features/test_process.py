@@ -244,7 +244,7 @@ def test_bad_use():
     x, y = (tensor.float() for tensor in data())
     with pytest.raises(ValueError, match="method='exact'; give 'draws', 'closed_form' or 'moments'"):
         RandomFeatureGP(2, 8).predict(x, method="exact")
-    with pytest.raises(TypeError, match="draws applies only to method='draws'"):
+    with pytest.raises(TypeError, match="only method='draws' and method='moments' accept"):
         RandomFeatureGP(2, 8).predict(x, method="closed_form", draws=None)
     with pytest.raises(ValueError, match="needs posterior='full_covariance'"):
         RandomFeatureGP(2, 8).condition(x, y)

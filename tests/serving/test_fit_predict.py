@@ -260,7 +260,7 @@ def test_arguments_of_predict(regression, new, tmp_path):
     done = run("predict", regression, new, "--out", tmp_path / "out.csv", "--level", "1.5")
     assert (done.exit_code, "--level 1.5" in done.output) == (2, True)
     done = run("predict", regression, new, "--out", new)
-    assert (done.exit_code, "is the table itself" in done.output) == (2, True)
+    assert (done.exit_code, "is the table whose rows are predicted" in done.output) == (2, True)
     done = run("predict", regression, new, "--out", tmp_path / "no" / "out.csv")
     assert (done.exit_code, "cannot be written" in done.output) == (1, True)
     for folder, said in ((tmp_path / "none", "there is no such"), (new, "is a file"), (tmp_path, f"has no {MODEL}")):

@@ -38,7 +38,7 @@ def correlated_widen_more(folder: Path) -> Verdict:
 
 
 def run_times(folder: Path) -> Verdict:
-    """Inducing weights with several draws cost a small factor of run time, least on the larger network."""
+    """With several draws, inducing weights increase the run time by a small factor, which is smallest on the larger network."""
     content = read(folder.parents[2] / "benchmarks" / "results" / "resnets_gpu.json")
     found = {
         name: [content["figures"][f"{network}/inducing/{key}"] for key in ("one_at_a_time", "5_draws")]

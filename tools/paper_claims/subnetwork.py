@@ -220,7 +220,7 @@ def gain_at_the_precision(folder: Path) -> Verdict:
 
 
 def gain_at_the_cost(folder: Path) -> Verdict:
-    """At the precision that costs validation images at most 0.06 nats, it gains at least 70 % of the paper's gain over MAP."""
+    """At the smallest precision with a validation loss of at most 0.06 nats, it gains at least 70 % of the paper's gain."""
     return _gain_share(folder, "subnetwork_widest")
 
 
@@ -273,8 +273,8 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
     shown = all(chosen > 2 * random for chosen, random in zip(gains[::2], gains[1::2], strict=True))
     return shown, (
         f"Gain over MAP in nats (prior precision 500, one seed): {listed(above)}. On an earlier network the claim did not hold. "
-        "For that network, weights were selected by 1 / (H + lambda), and the precision was the smallest that costs 0.06 nats on "
-        f"validation images. The gains over MAP in nats were: {listed(other)}"
+        "For that network, weights were selected by 1 / (H + lambda), and the precision was the smallest one that lowers the "
+        f"log-likelihood on validation images by at most 0.06 nats. The gains over MAP in nats were: {listed(other)}"
     )
 
 

@@ -11,12 +11,12 @@ NUM_TRAININGS = 90
 
 
 def approximability(folder: Path) -> Verdict:
-    """The distance of a random matrix to the family is bounded as D grows."""
+    """The distance of a random matrix to the nearest WHVI matrix stays bounded as D grows."""
     rows = read(folder / "approximability.json")["rows"]
     found, zero = {row["size"]: row["median"] for row in rows}, max(row["zero_matrix"] for row in rows)
     return max(found.values()) < zero + 0.01, (
-        f"Median distance: {at(found, '(D = {})')}. The matrix of zeros has a distance of {zero:.2f}, which is an upper bound. The "
-        "median distance approaches this bound because 3 D parameters cannot fit D^2 random numbers"
+        f"Median distance: {at(found, '(D = {})')}. The distance of a random matrix to the matrix of zeros is {zero:.2f}, which "
+        "is an upper bound. The median distance approaches this bound because 3 D parameters cannot fit D^2 random numbers"
     )
 
 
@@ -34,7 +34,7 @@ def random_features_beat_fourier(folder: Path) -> Verdict:
 
 
 def inducing_points_beat_features(folder: Path) -> Verdict:
-    """WHVI over reshaped features does not reach inducing points."""
+    """WHVI over reshaped features has a higher RMSE than inducing points."""
     found, about = _features(folder)
     wins = sum(own["inducing_points"] < own["walsh_hadamard"] for own in found.values())
     return wins > len(found) / 2, (f"{about}, inducing points have the lower RMSE in {wins} of {len(found)} settings")
@@ -65,7 +65,7 @@ def transform_on_cpu(folder: Path) -> Verdict:
 
 
 def transform_on_gpu(folder: Path) -> Verdict:
-    """On a GPU, the transform is faster at every size."""
+    """On a GPU, the transform is faster than a dense product at every size."""
     figures = read(folder.parents[2] / "benchmarks" / "results" / "hadamard_gpu.json")["figures"]
     found = {size: figures[f"transform_{size}_over_dense"] for size in (512, 4096, 16384)}
     recorded = {size: figures[f"recorded_transform_{size}_over_dense"] for size in found}

@@ -200,7 +200,7 @@ def by_batch_bald(num_draws: Count = 64, **options: Any) -> Choose:
 
     def choose(model: Predictor, x: Tensor, size: int, generator: torch.Generator) -> Tensor:
         if not isinstance(model, Drawable):
-            raise TypeError(f"by_batch_bald: {type(model).__name__} has no draws; use by_score")
+            raise TypeError(f"by_batch_bald: {type(model).__name__} has no draws, which batch_bald needs; use by_score")
         with torch.no_grad():
             draws = model.prediction_draws(num_draws, generator=generator)
         given = {"likelihood": model.likelihood, "output": model.output, "generator": generator, **options}

@@ -115,7 +115,8 @@ class BoTorchModel(_Model):
         law = likelihood if likelihood is not None else model.likelihood if isinstance(model, Predictor) else None
         if law is not None and not isinstance(law, NumberLikelihood):
             raise TypeError(
-                f"BoTorchModel: {type(law).__name__} is not a likelihood for numeric targets; use one that is, such as Gaussian"
+                f"BoTorchModel: {type(law).__name__} is not a likelihood for numeric targets; use a likelihood for numeric "
+                "targets, such as Gaussian"
             )
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)

@@ -180,7 +180,8 @@ class PredictiveScores(_Callback):
         data = parse_batch(batch, self._reader)
         if data.weights is not None:
             raise ValueError(
-                "PredictiveScores: a batch has example weights, which these scores do not support; leave them out"
+                "PredictiveScores: a batch has example weights, which these scores do not support; leave the example weights "
+                "out of the batches"
             )
         self._scores.update(outputs, data.y)
 

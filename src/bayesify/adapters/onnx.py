@@ -145,8 +145,7 @@ def export_onnx(
         likelihood: Likelihood p(y | outputs); needed if the model has no likelihood.
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
-        tolerance: Largest accepted difference between the file's and torch's outputs, divided by 1 + the absolute value of
-            torch's output.
+        tolerance: Largest accepted difference between the file's output and torch's output t, divided by 1 + |t|.
         sample: Whether the file makes its own draws. If true or `"seed"`, the draws come from an input `seed`, a 64-bit integer.
             If `"noise"`, they come from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork`
             on the CPU with mean-field, k-tied, matrix normal, inducing, Walsh-Hadamard, full covariance or dropout posteriors.

@@ -63,7 +63,9 @@ class GivenNoise(NoiseSource):
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
         """Raises `ValueError`, because ONNX has no operator for random permutations."""
-        raise ValueError("export_onnx: an ONNX file cannot choose a random member for a draw; use sample=False")
+        raise ValueError(
+            "export_onnx: an ONNX file cannot choose a random ensemble member for a draw; use sample=False"
+        )
 
     def gamma(self, shape: Tensor) -> Tensor:
         """Raises `ValueError`, because ONNX has no operator for gamma-distributed numbers."""

@@ -383,7 +383,7 @@ def _check_mean_field(owner: str, part: MeanField) -> None:
     """Raise `ValueError` unless the parameters are the plain means and log standard deviations of all weights."""
     if part.max_std is not None:
         raise ValueError(
-            f"{owner}: max_std={part.max_std} is not supported; omit max_std, because the prior already bounds "
+            f"{owner}: MeanField(max_std={part.max_std}) is not supported; omit max_std, because the prior already bounds "
             "the standard deviations"
         )
     if part.units != "weight":

@@ -140,7 +140,8 @@ def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
         raise TypeError("sghmc: the posterior is not Point; make the network with posteriors.Point()")
     if tracking_layers(bnn.network):
         raise ValueError(
-            "sghmc: the network has BatchNorm, whose statistics belong to a single draw; use SWAG, or a network with GroupNorm"
+            "sghmc: the network has BatchNorm, whose running statistics fit only one of the draws; use SWAG, or a network with "
+            "GroupNorm"
         )
     moving = copy.deepcopy(bnn).requires_grad_(False)
     moving.likelihood = exact_copy(bnn.require_likelihood("sghmc")).requires_grad_(False)

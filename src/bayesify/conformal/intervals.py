@@ -219,8 +219,8 @@ class CrossIntervals:
         """
         if len(predictions) != len(self._folds):
             raise ValueError(
-                f"conformal.CrossIntervals: predictions has length {len(predictions)}, but fit was given {len(self._folds)} "
-                "models; call fit first, and give one prediction per model"
+                f"conformal.CrossIntervals: predictions has length {len(predictions)}, but the intervals were fitted with "
+                f"{len(self._folds)} models; call fit first, and give one prediction per model"
             )
         rank = rank_of(level, sum(len(y) for _, y in self._folds))
         scores = [interval_scores(self.score, known, y, level) for known, y in self._folds]

@@ -64,8 +64,7 @@ def obtain(
         folder: Folder of the file. If given, only this folder is searched, and its file is not verified. By default, the
             folder that `BAYESIFY_DATA` names is searched first, and then the cache.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
-        check: Function that checks arrays that do not come from `folder`. A cached file that fails this check is downloaded
-            again.
+        check: Function that checks arrays that do not come from `folder`. Cached files that fail it are downloaded again.
 
     Raises:
         FileNotFoundError: If the file is in none of the folders and cannot be downloaded; the message gives the reason.
@@ -75,7 +74,7 @@ def obtain(
         path = Path(folder) / file
         if not path.is_file():
             raise FileNotFoundError(
-                f"{owner}: {path} does not exist; put {file} there, or omit folder= and set {DATA_VARIABLE} to the folder of {file}"
+                f"{owner}: {path} does not exist; put {file} there, or omit folder= and set {DATA_VARIABLE} to a folder with {file}"
             )
         return path, _read(owner, path)
     named = os.environ.get(DATA_VARIABLE)

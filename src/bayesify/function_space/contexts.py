@@ -324,7 +324,9 @@ def _single(x: Any, owner: str) -> tuple[Tensor, str | None]:
     """The single input tensor of a batch, and its name if it is a keyword input."""
     args, kwargs = as_inputs(x)
     if len(args) + len(kwargs) != 1 or not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
-        raise ValueError(f"{owner}: the network has several inputs, but this context makes one; write your own Context")
+        raise ValueError(
+            f"{owner}: the network has several inputs, but this context makes one; write a Context that makes all inputs"
+        )
     return (args[0], None) if args else (next(iter(kwargs.values())), next(iter(kwargs)))
 
 

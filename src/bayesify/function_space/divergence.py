@@ -42,8 +42,8 @@ def dense_kl(
         if jitter is None:
             warnings.warn(
                 f"function_kl: a covariance of {mean.shape[-1]} function values does not have full rank, so {share:g} of the "
-                "mean variance is added to both diagonals; to avoid this, give jitter=, context inputs that differ more, or "
-                "covariance='diagonal'",
+                "mean variance is added to the diagonals of the posterior's and the prior's covariances; to avoid this, give "
+                "jitter=, context inputs that differ more, or covariance='diagonal'",
                 stacklevel=4,
             )
         factor = _factorize(covariance, share, "the linearized network's")

@@ -406,7 +406,8 @@ class FunctionSpaceVI(Drawable, Trainable):
         if method == "draws":
             return self.bnn.predict(x, num_draws, generator=generator, memory=memory, **options)
         if options:
-            raise TypeError(f"predict: {', '.join(options)} applies only to method='draws'; leave it out")
+            names = ", ".join(options)
+            raise TypeError(f"predict: only method='draws' accepts {names}; use method='draws', or leave out {names}")
         likelihood = self.bnn.require_likelihood("predict")
         self._settle(*as_inputs(x))
         self._evaluated = self._evaluated or self._jacobians.evaluating()

@@ -212,7 +212,7 @@ class LookupRule(Rule):
     def keep(self, inputs: Tensor) -> Tensor:
         """Indices of the looked-up rows, with all positions on one axis: [B, T]."""
         if self.module.max_norm is not None or self.module.scale_grad_by_freq:
-            raise ValueError("the rule for embeddings does not support tables that rescale rows or gradients")
+            raise ValueError("the rule for embeddings does not support max_norm or scale_grad_by_freq")
         return inputs.reshape(inputs.shape[0], -1)
 
     def _weight(self, kept: Tensor, g: Tensor) -> Tensor:

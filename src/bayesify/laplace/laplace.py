@@ -760,7 +760,7 @@ class Laplace(Drawable):
         for name in subset.names:
             if subset.count(name) < everything.count(name):
                 raise ValueError(
-                    f"Laplace: covariance='kronecker' needs whole weights, but only {subset.count(name)} of "
+                    f"Laplace: covariance='kronecker' needs whole weight tensors, but only {subset.count(name)} of "
                     f"{subset.weights[name].numel} entries of {name} are chosen; use covariance='full', or choose "
                     "the subset by names"
                 )

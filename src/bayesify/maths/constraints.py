@@ -18,8 +18,9 @@ def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
 
 def raw_positive(value: float, maximum: float | None = None) -> float:
     """Inverse of `positive` for a single number: the raw value to store. Raises `ValueError` outside (0, `maximum`)."""
-    if not 0 < value < (math.inf if maximum is None else maximum):
-        raise ValueError(f"value {value} is not between 0 and {maximum}; give a smaller start value")
+    limit = math.inf if maximum is None else maximum
+    if not 0 < value < limit:
+        raise ValueError(f"value {value} is not between 0 and {limit}; give a start value in this range")
     if maximum is not None:
         return math.log(value) - math.log(maximum - value)
     return value + math.log(-math.expm1(-value))  # log(exp(v) - 1), stable at both ends

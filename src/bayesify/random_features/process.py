@@ -188,8 +188,10 @@ class RandomFeatureGP(BayesianNetwork):
         if method in ("draws", "moments"):
             return super().predict(x, num_draws, generator=generator, memory=memory, method=method, **options)
         if options:
+            names = ", ".join(options)
             raise TypeError(
-                f"RandomFeatureGP.predict: {', '.join(options)} applies only to method='draws' and 'moments'; leave it out"
+                f"RandomFeatureGP.predict: only method='draws' and method='moments' accept {names}; use one of these methods, "
+                f"or leave out {names}"
             )
         likelihood = self.require_likelihood("predict")
         mean, variance = self.function_moments(x, memory=MEMORY_BUDGET if memory is None else parse_bytes(memory))

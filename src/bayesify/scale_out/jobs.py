@@ -60,8 +60,7 @@ def run_jobs(
     """Run every job, several at a time, and write each result to a file.
 
     As soon as a job ends, the job and its result are written to `folder/jobs/NAME.json`. A later call with an equal job of
-    this name reads this file, unless the file was changed. A job that raises an error, or whose worker died, is run again; in the
-    second case, it is run alone.
+    this name reads this file, unless the file was changed. A failed job is run again; if its worker died, the job is run alone.
 
     Results do not depend on the engine or on the number of workers. Before each job, the global generators of Python, NumPy and
     torch are seeded by the job's name. All jobs compute with the same number of threads.
@@ -74,8 +73,7 @@ def run_jobs(
             jobs and is called again when these jobs are done.
         folder: Folder for the results.
         engine: `"local"`: processes of this machine. `"dask"`: the cluster of the current `distributed.Client` or of
-            `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the cluster to which Ray is connected or
-            that of `RAY_ADDRESS`, otherwise a new cluster on this machine.
+            `DASK_SCHEDULER_ADDRESS`, otherwise a new cluster on this machine. `"ray"`: the same for Ray, with `RAY_ADDRESS`.
         workers: Number of simultaneous jobs; by default the number of cores of this machine or of the cluster. With
             `"local"` and one worker, jobs run in this process.
         threads: Number of threads of each job, for torch and the libraries that it uses.
@@ -126,7 +124,7 @@ class _Records:
             jobs = plan(self.results)
             if not isinstance(jobs, Mapping):
                 raise TypeError(
-                    f"run_jobs: the plan given as jobs returned {type(jobs).__name__}; a plan must return a dictionary"
+                    f"run_jobs: the function given as jobs returned {type(jobs).__name__}; it must return a dictionary"
                 )
             new = [name for name in jobs if name not in self.jobs]
             self.jobs |= {name: _plain(name, jobs[name]) for name in new}

@@ -99,7 +99,7 @@ def predict_table(
     asked = asked or Questions()
     asked.check(model.about)
     if out.exists() and new.exists() and out.samefile(new):
-        raise InputError(f"--out {out}: this is the table itself; give another file")
+        raise InputError(f"--out {out}: this is the table whose rows are predicted; give another file")
     if out.parent.is_dir():
         remove_leftovers(out)
     elif not out.parent.exists():

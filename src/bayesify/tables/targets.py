@@ -164,7 +164,7 @@ def _classes(name: str, column: Series, rows: np.ndarray, notes: list[str]) -> T
         )
     if len(classes) < 2:
         raise InputError(
-            f"the target {name!r} has fewer than two classes with {MIN_CLASS_ROWS} rows; give more rows of each class"
+            f"the target {name!r} has fewer than two classes with at least {MIN_CLASS_ROWS} rows; give more rows of each class"
         )
     if all(is_number(label) for label in classes):
         classes.sort(key=float)

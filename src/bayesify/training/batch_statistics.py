@@ -70,7 +70,7 @@ def keep_draws(
     layers = following_layers(model)
     if not layers:
         raise ValueError(
-            "keep_draws: no layer of this network has statistics that vary between draws, so nothing needs refreshing; "
+            "keep_draws: no layer of this network has batch statistics that vary between draws, so no draws need to be kept; "
             "leave out the call"
         )
     check_repeatable(loader)

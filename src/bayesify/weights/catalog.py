@@ -222,8 +222,8 @@ def _check_functions(network: nn.Module) -> None:
                 if any(id(one) in paths for one in (*held, *(function.__defaults__ or ()))):
                     raise ValueError(
                         f"bayesianize: {name} of {path or 'the network'} holds the function {function.__qualname__}, which runs "
-                        "a module of this network, and in a copy of the network it would still run the original module with its "
-                        "old weights; make the function a method"
+                        "a module of this network; in a copy of the network, the function would still run the original module; "
+                        "make the function a method"
                     )
 
 

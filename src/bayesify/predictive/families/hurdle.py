@@ -101,7 +101,8 @@ class HurdleFamily(Family):
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         """Raise `TypeError`, because no parameter of a distribution with an atom at 0 scales only the variance."""
         raise TypeError(
-            "a distribution with an atom at 0 has no separate variance to scale; calibrate its intervals with bayesify.conformal"
+            "a distribution with positive probability at 0 has no separate variance to scale; calibrate its intervals with "
+            "bayesify.conformal"
         )
 
 
