@@ -522,14 +522,8 @@ class SWAG(Drawable):
 
     def config(self) -> dict[str, Any]:
         """All arguments as plain data, and the number of collected iterates."""
-        return {
-            "likelihood": self.likelihood.config(),
-            "rank": self.rank,
-            "scale": self.scale,
-            "output": self.output,
-            "count": self.count,
-            "weights": list(self.weights),
-        }
+        same = {name: getattr(self, name) for name in ("rank", "scale", "output", "count")}
+        return {"likelihood": self.likelihood.config(), "weights": list(self.weights), **same}
 
     def state(self) -> dict[str, Tensor]:
         """Network, likelihood and moments."""

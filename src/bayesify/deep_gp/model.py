@@ -364,16 +364,9 @@ class DeepGP(nn.Module, Predictor, Trainable):
 
     def config(self) -> dict[str, Any]:
         """Sizes and arguments as a plain dict."""
-        return {
-            "widths": list(self.widths),
-            "inducing": self.inducing,
-            "kernel": self.kernel,
-            "skip": self.skip,
-            "lengthscale": self.lengthscale,
-            "jitter": self.jitter,
-            "num_inducing": self.num_inducing,
-            "likelihood": self.likelihood.config(),
-        }
+        kept = ("inducing", "kernel", "skip", "lengthscale", "jitter", "num_inducing")
+        own = {"widths": list(self.widths), "likelihood": self.likelihood.config()}
+        return own | {name: getattr(self, name) for name in kept}
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and buffers by name."""

@@ -600,14 +600,9 @@ class Laplace(Drawable):
                 return losses[0] / precisions.MAX_TRAINING_LOSS_RISE
 
         find_factor(
-            few,
-            subset.take(self.values).to(equations.prior),
-            self._num_outputs,
-            self.sampling.search_iterations,
-            self.sampling.tolerance,
-            finds_noise=self._finds_noise,
-            excess=excess,
-        )
+            few, subset.take(self.values).to(equations.prior), self._num_outputs, self.sampling.search_iterations,
+            self.sampling.tolerance, finds_noise=self._finds_noise, excess=excess,
+        )  # fmt: skip
         equations.factor, equations.noise_ratio = few.factor, few.noise_ratio
 
     def _losses_of_draws(
@@ -744,15 +739,10 @@ class Laplace(Drawable):
                 return swag.fit(examples.loader, read_batch=examples.reader, **options).variance()
 
         return Candidates(
-            weights=self.weights,
-            values=self.values,
-            frozen=self._frozen,
-            curvatures=curvatures,
-            precisions=lambda: every.split(self._prior(every)),
-            last=last,
-            iterates=iterates,
+            weights=self.weights, values=self.values, frozen=self._frozen, curvatures=curvatures,
+            precisions=lambda: every.split(self._prior(every)), last=last, iterates=iterates,
             fixed=padding_entries(self.network, self.weights),
-        )
+        )  # fmt: skip
 
     def _check_whole(self, subset: Subset) -> None:
         """Raise `ValueError` if only some entries of a weight are chosen, because Kronecker factors need whole weights."""
@@ -780,15 +770,10 @@ class Laplace(Drawable):
 
         def read(count: int | None) -> Pieces:
             return Pieces(
-                examples,
-                self._jacobians(over.names),
-                OutputCurvature(self.likelihood, self.curvature, count, self.seed),
-                self.memory,
-                over.size if structure == "full" else 0,
-                num_examples,
-                one_by_one=structure == "diagonal",
-                store=store,
-            )
+                examples, self._jacobians(over.names),
+                OutputCurvature(self.likelihood, self.curvature, count, self.seed), self.memory,
+                over.size if structure == "full" else 0, num_examples, one_by_one=structure == "diagonal", store=store,
+            )  # fmt: skip
 
         title = f"{structure} curvature"
         few = NUM_SCALE_SAMPLES if self.covariance == "sampled" and self.num_samples is None else None
@@ -1304,13 +1289,10 @@ class Laplace(Drawable):
             raise ValueError("tune_prior_precision: noise=True works only with covariance='full' and marginal=False")
         mean = subset.take(self.values).double()
         variance = fixed_point_noise(
-            posterior.spectrum(),
-            posterior.factor,
-            float(likelihood.noise.detach()),
-            squared_norm=float((posterior.prior.double() * mean.square()).sum()),
-            squared_error=self.data.squared_error,
+            posterior.spectrum(), posterior.factor, float(likelihood.noise.detach()),
+            squared_norm=float((posterior.prior.double() * mean.square()).sum()), squared_error=self.data.squared_error,
             count=self._num_outputs,
-        )
+        )  # fmt: skip
         self.set_noise(variance)
 
     @property
@@ -1340,17 +1322,11 @@ class Laplace(Drawable):
     def config(self) -> dict[str, Any]:
         """All settings of a fitted approximation as plain data."""
         _, posterior = self.fitted()
-        return {
+        same = ("curvature", "num_samples", "seed", "marginal", "memory", "output", "temperature")
+        return {name: getattr(self, name) for name in same} | {
             "likelihood": self.likelihood.config(),
             "covariance": asdict(self.sampling) if self.covariance == "sampled" else self.covariance,
-            "curvature": self.curvature,
-            "num_samples": self.num_samples,
-            "seed": self.seed,
-            "marginal": self.marginal,
-            "memory": self.memory,
-            "output": self.output,
             "link": self._link,
-            "temperature": self.temperature,
             "prior_precision": self.base_precision,
             "factor": posterior.factor,
             "remarks": list(self.remarks),

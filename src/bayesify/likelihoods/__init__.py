@@ -8,18 +8,9 @@ from bayesify.likelihoods.quantiles import Quantiles
 from bayesify.likelihoods.student_t import StudentT
 
 __all__ = [
-    "REGISTRY",
-    "Bernoulli",
-    "Categorical",
-    "Gaussian",
-    "HeteroscedasticGaussian",
-    "Hurdle",
-    "Likelihood",
-    "NegativeBinomial",
-    "Poisson",
-    "Quantiles",
-    "StudentT",
-]
+    "REGISTRY", "Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Hurdle", "Likelihood",
+    "NegativeBinomial", "Poisson", "Quantiles", "StudentT",
+]  # fmt: skip
 
 REGISTRY: dict[str, type[Likelihood]] = {
     kind.name: kind

@@ -16,23 +16,9 @@ from bayesify.posteriors.walsh_hadamard.posterior import WalshHadamard
 from bayesify.weights.named_parameters import NamedParameters
 
 __all__ = [
-    "REGISTRY",
-    "DrawRequest",
-    "Dropout",
-    "Ensemble",
-    "FullCovariance",
-    "GlobalInducing",
-    "InducingWeights",
-    "KTied",
-    "LocalInducing",
-    "MatrixNormal",
-    "MeanField",
-    "NamedParameters",
-    "Point",
-    "Posterior",
-    "RankOne",
-    "WalshHadamard",
-]
+    "REGISTRY", "DrawRequest", "Dropout", "Ensemble", "FullCovariance", "GlobalInducing", "InducingWeights", "KTied",
+    "LocalInducing", "MatrixNormal", "MeanField", "NamedParameters", "Point", "Posterior", "RankOne", "WalshHadamard",
+]  # fmt: skip
 
 REGISTRY: dict[str, type[Posterior]] = {
     kind.name: kind

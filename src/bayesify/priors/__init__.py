@@ -6,17 +6,9 @@ from bayesify.priors.scale import Scale
 from bayesify.priors.spatial import SpatialInverseWishart
 
 __all__ = [
-    "REGISTRY",
-    "AroundNetwork",
-    "Gaussian",
-    "Neal",
-    "Prior",
-    "PriorDraw",
-    "Scale",
-    "SpatialInverseWishart",
-    "Standard",
+    "REGISTRY", "AroundNetwork", "Gaussian", "Neal", "Prior", "PriorDraw", "Scale", "SpatialInverseWishart", "Standard",
     "kernel_positions",
-]
+]  # fmt: skip
 
 REGISTRY: dict[str, type[Prior]] = {
     kind.name: kind for kind in (Gaussian, Standard, Neal, AroundNetwork, Scale, SpatialInverseWishart)
