@@ -10,6 +10,7 @@ import statistics
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -467,8 +468,12 @@ def _together(rows: list[Cell]) -> Cell:
     return {**own[-1], **spread, "seconds": round(statistics.fmean(every), 1) if every else None}
 
 
+@cache
 def _rows(read: Any, path: Path, name: str) -> list[Cell]:
-    """Rows of one file. The file is copied to a folder, because readers take the folder that an experiment wrote."""
+    """Rows of one file. The file is copied to a folder, because readers take the folder that an experiment wrote.
+
+    Each file is read once, because many tables and claims share their files.
+    """
     with TemporaryDirectory() as folder:
         shutil.copy(path, Path(folder) / (path.name if path.suffix == ".jsonl" else name))
         rows: list[Cell] = read(Path(folder))

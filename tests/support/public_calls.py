@@ -39,7 +39,7 @@ from bayesify.adapters.lightning import BayesianModule, PredictiveScores
 from bayesify.adapters.torchmetrics import CalibrationError, Coverage, IntervalWidth, collection
 from bayesify.compare import Question, comparison
 from bayesify.datasets import corruptions, images, rotations, toy, uci
-from bayesify.scale_out import read_results, run_jobs
+from bayesify.scale_out import engines, read_results, run_jobs
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Validation
 from bayesify.training.average import Average
@@ -225,6 +225,15 @@ def compare_nothing(**arguments: Any) -> None:
 
 def double(job: Any) -> dict[str, Any]:
     return {"twice": 2 * job}
+
+
+def run_jobs_here(**arguments: Any) -> Any:
+    """`run_jobs` as on one core, where the default number of workers starts no process. Only its arguments matter here."""
+    count, engines.usable_cores = engines.usable_cores, lambda: 1
+    try:
+        return run_jobs(**arguments)
+    finally:
+        engines.usable_cores = count
 
 
 G = Make(generator)
@@ -608,7 +617,7 @@ CALLS: dict[str, Call] = {
         report=None,
     ),
     "scale_out.run_jobs": of(
-        run_jobs, function=double, jobs={"a": 1}, folder=Make(fresh_folder), engine="local", workers=1, threads=1, retries=0,
+        run_jobs_here, function=double, jobs={"a": 1}, folder=Make(fresh_folder), engine="local", workers=1, threads=1, retries=0,
         progress=False,
     ),
     "scale_out.read_results": of(read_results, folder=Make(fresh_folder)),
