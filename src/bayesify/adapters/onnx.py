@@ -25,6 +25,7 @@ from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Drawable
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output
+from bayesify.running.modes import assigned
 from bayesify.storage.atomic import check_file, write_atomically
 from bayesify.weights.catalog import put_in
 
@@ -255,18 +256,13 @@ def _exported(
 ) -> Any:
     """The program that torch's ONNX exporter makes from the graph. `axes` names the dynamic axes of each input. It has
     the same structure as the arguments of the graph's `forward`."""
-    talk = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = talk.level
-    with warnings.catch_warnings():
+    talk = logging.getLogger("torch.onnx._internal.exporter._registration")  # notes that torchvision is missing
+    with warnings.catch_warnings(), assigned([talk], "disabled", True):
         warnings.simplefilter("ignore")  # hide deprecation warnings of the exporter itself
-        talk.setLevel(logging.ERROR)  # hide the exporter's note that torchvision is missing
-        try:
-            program: Any = torch.onnx.export(
-                graph, inputs, input_names=list(names), output_names=list(outputs), dynamic_shapes=axes, dynamo=True,
-                verbose=False, optimize=optimize,
-            )  # fmt: skip
-        finally:
-            talk.setLevel(level)
+        program: Any = torch.onnx.export(
+            graph, inputs, input_names=list(names), output_names=list(outputs), dynamic_shapes=axes, dynamo=True,
+            verbose=False, optimize=optimize,
+        )  # fmt: skip
     # Remove metadata: the exporter stores the source path of each operation.
     package("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(program.model)
     return program

@@ -41,16 +41,10 @@ class Regression:
         """The problem with training inputs and targets of mean 0 and variance 1."""
         x_mean, x_std = float(self.x.mean()), float(self.x.std(unbiased=False))
         y_mean, y_std = float(self.y.mean()), float(self.y.std(unbiased=False))
-        return Regression(
-            x=(self.x - x_mean) / x_std,
-            y=(self.y - y_mean) / y_std,
-            x_test=(self.x_test - x_mean) / x_std,
-            y_test=(self.y_test - y_mean) / y_std,
-            grid=(self.grid - x_mean) / x_std,
-            truth=(self.truth - y_mean) / y_std,
-            noise=self.noise / y_std**2,
-            gap=None if self.gap is None else ((self.gap[0] - x_mean) / x_std, (self.gap[1] - x_mean) / x_std),
-        )
+        x, x_test, grid = ((part - x_mean) / x_std for part in (self.x, self.x_test, self.grid))
+        y, y_test, truth = ((part - y_mean) / y_std for part in (self.y, self.y_test, self.truth))
+        gap = None if self.gap is None else ((self.gap[0] - x_mean) / x_std, (self.gap[1] - x_mean) / x_std)
+        return Regression(x, y, x_test, y_test, grid, truth, self.noise / y_std**2, gap)
 
 
 @dataclass(frozen=True)

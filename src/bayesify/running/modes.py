@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -32,30 +32,23 @@ def full_precision(device: str) -> Iterator[torch.dtype | None]:
 
 
 @contextmanager
-def assigned(owners: Iterable[Any], name: str, value: Any) -> Iterator[None]:
-    """Context in which an attribute of several objects has one value. At the end, each object gets its own value back."""
+def assigned(owners: Iterable[Any], name: str, *value: Any) -> Iterator[None]:
+    """Context in which an attribute of several objects has one value, if a value is given. At the end, each object gets its own
+    value back."""
     before = [(owner, getattr(owner, name)) for owner in owners]
     try:
-        for owner, _ in before:
-            setattr(owner, name, value)
+        for owner, _ in before if value else ():
+            setattr(owner, name, *value)
         yield
     finally:
         for owner, own in before:
             setattr(owner, name, own)
 
 
-@contextmanager
-def modes_kept(modules: Iterable[nn.Module], *, evaluate: bool = False) -> Iterator[None]:
+def modes_kept(modules: Iterable[nn.Module], *, evaluate: bool = False) -> AbstractContextManager[None]:
     """Restore the mode (train or eval) of each module at the end. With `evaluate`, all modules are in evaluation mode inside the
     context."""
-    before = [(module, module.training) for module in modules]
-    try:
-        for module, mode in before:
-            module.training = mode and not evaluate
-        yield
-    finally:
-        for module, mode in before:
-            module.training = mode
+    return assigned(modules, "training", *([False] if evaluate else []))
 
 
 @contextmanager
@@ -97,19 +90,13 @@ class SharedSetting:
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    settings: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before: list[Any] = []
-    try:
-        for setting in settings:
-            before.append(setting.allow_tf32)
-            setting.allow_tf32 = False
-    except RuntimeError:  # the user has set precisions through torch's newer settings, which forbid the older ones
-        pass
-    try:
+    with ExitStack() as stack:
+        with suppress(
+            RuntimeError
+        ):  # the user has set precisions through torch's newer settings, which forbid the older ones
+            for setting in (torch.backends.cudnn, torch.backends.cuda.matmul):
+                stack.enter_context(assigned([setting], "allow_tf32", False))
         yield
-    finally:
-        for setting, value in zip(settings, before, strict=False):
-            setting.allow_tf32 = value
 
 
 plain_attention = SharedSetting(lambda: sdpa_kernel(SDPBackend.MATH))

@@ -202,17 +202,16 @@ def why_not(
     device: torch.device, processes: int, accumulate: int, own_update: bool, optimizer: Any, module: nn.Module
 ) -> str:
     """Reason, known before any step, why steps cannot be captured. The text is empty if steps can be captured."""
-    if device.type != "cuda":
-        return "no GPU"
-    if own_update:
-        return "the method takes its own steps"
-    if processes > 1:
-        return "several processes train together"
-    if accumulate > 1:
-        return "gradients of several batches make one step"
-    if not has_fused_form(optimizer, module):
-        return (
-            "the optimizer cannot skip a step on the GPU; give a fused optimizer, such as torch.optim.Adam(..., fused=True), or "
-            "a plain torch.optim.SGD, Adam or AdamW"
-        )
-    return ""
+    reasons = {
+        "no GPU": device.type != "cuda",
+        "the method takes its own steps": own_update,
+        "several processes train together": processes > 1,
+        "gradients of several batches make one step": accumulate > 1,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), "")
+    if reason or has_fused_form(optimizer, module):
+        return reason
+    return (
+        "the optimizer cannot skip a step on the GPU; give a fused optimizer, such as torch.optim.Adam(..., fused=True), or "
+        "a plain torch.optim.SGD, Adam or AdamW"
+    )

@@ -95,13 +95,8 @@ class Processes:
         If a batch has fewer examples than there are processes, a process without a part gets one example, which does
         not count.
         """
-        streams = isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)
-        if (
-            self._fabric is not None
-            and isinstance(loader, DataLoader)
-            and loader.batch_sampler is not None
-            and not streams
-        ):
+        indexed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        if self._fabric is not None and indexed and isinstance(loader, DataLoader) and loader.batch_sampler is not None:
             sampler = _PartSampler(loader.batch_sampler, self.rank, self.count)
             kept = {key: getattr(loader, key) for key in KEPT_OPTIONS}
             for item in iterate(DataLoader(loader.dataset, batch_sampler=sampler, **kept)):
