@@ -126,9 +126,9 @@ def test_one_class_captures_cuda_graphs_and_has_three_uses() -> None:
     assert [name for name, text in texts.items() if "CUDAGraph(" in text or "cuda.graph(" in text] == [capture]
     uses = {name for name, text in texts.items() if "Captured(" in text} - {capture}
     assert uses == {
-        "posteriors/common/captured_draws.py",
+        "posteriors/common/gpu_draws.py",
         "training/captured_step.py",
-        "function_space/captured_divergence.py",
+        "function_space/divergence.py",
     }
 
 

@@ -95,7 +95,7 @@ def members(kind: ast.ClassDef, others: dict[str, ast.ClassDef]) -> set[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_itself(node.value):
             found.add(node.attr)
     for base in kind.bases:
-        if last_name(base) in others:
+        if others.get(last_name(base), kind) is not kind:  # a class may have the name of its base
             found |= members(others[last_name(base)], others)
     return found
 

@@ -22,7 +22,7 @@ from bayesify.maths.noise import Randomness, source_of
 from bayesify.maths.value_checks import should_check
 from bayesify.moments import predict_moments
 from bayesify.posteriors.common.base import DrawRequest, Posterior, Posteriors, shares_statistics
-from bayesify.posteriors.common.captured_draws import CapturedDraws
+from bayesify.posteriors.common.gpu_draws import CapturedDraws
 from bayesify.posteriors.common.local_passes import run_local
 from bayesify.posteriors.common.starts import relative_stds
 from bayesify.posteriors.dropout import Dropout

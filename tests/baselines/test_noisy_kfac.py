@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import baselines, likelihoods, posteriors, priors
-from bayesify.baselines.layer_passes import LayerPass
+from bayesify.baselines.natural_gradient import LayerPass
 from bayesify.baselines.noisy_kfac import fisher_root, inverse_root
 from bayesify.running.runner import Runner
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 import bayesify
 from bayesify import ClassificationPredictive, RegressionPredictive, likelihoods
-from bayesify.deep_gp.predictive import ProcessPredictive
+from bayesify.deep_gp.model import ProcessPredictive
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.families.base import Family
 from bayesify.predictive.gaussian import OutputGaussian

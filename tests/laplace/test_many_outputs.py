@@ -12,8 +12,8 @@ import bayesify
 from bayesify import likelihoods
 from bayesify.jacobians import Jacobians
 from bayesify.laplace.linearized import NUM_CURVATURE_SAMPLES, NUM_DIRECTIONS
-from bayesify.laplace.subset import Subset
-from bayesify.predictive.spreads import LowRank
+from bayesify.laplace.subnetwork import Subset
+from bayesify.predictive.gaussian import LowRank
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import catalog
 

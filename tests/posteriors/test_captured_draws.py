@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import bayesify
-from bayesify.posteriors.common import captured_draws
-from bayesify.posteriors.common.captured_draws import CapturedDraw, CapturedDraws
+from bayesify.posteriors.common import gpu_draws
+from bayesify.posteriors.common.gpu_draws import CapturedDraw, CapturedDraws
 from bayesify.running.caching import Results
 from bayesify.running.cuda_graphs import Kind
 
@@ -61,8 +61,8 @@ def test_a_draw_that_does_not_count_gives_out_no_number_twice(monkeypatch: pytes
 def test_single_draws_of_small_posteriors_follow_the_parameters(
     many: int, largest: int, follows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(captured_draws, "MAX_PARAMETERS_TO_FOLLOW", largest)
-    assert captured_draws._follows(nn.Linear(3, 1), SimpleNamespace(num_draws=many)) == follows
+    monkeypatch.setattr(gpu_draws, "MAX_PARAMETERS_TO_FOLLOW", largest)
+    assert gpu_draws._follows(nn.Linear(3, 1), SimpleNamespace(num_draws=many)) == follows
 
 
 def test_copies_of_a_network_have_no_graphs_of_it() -> None:

@@ -14,7 +14,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.datasets.toy import linear_posterior
 from bayesify.random_features import RandomFeatureGP, RandomFeatureNetwork
-from bayesify.random_features.moments import linear_moments
+from bayesify.random_features.process import linear_moments
 
 POSTERIORS = {
     "mean_field": lambda: posteriors.MeanField(init_std=0.3),

@@ -12,7 +12,7 @@ import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined
 from bayesify.posteriors.common.base import DrawRequest
-from bayesify.posteriors.common.captured_draws import CapturedDraw, _in_wide_numbers
+from bayesify.posteriors.common.gpu_draws import CapturedDraw, _in_wide_numbers
 from bayesify.running.inputs_and_outputs import at, each
 from bayesify.weights.layout import PlacedWeights
 

@@ -1,8 +1,7 @@
 """Baseline methods to which the papers compare their own methods."""
 
-from bayesify.baselines.chains import Chains
 from bayesify.baselines.ensemble_members import fit_members
-from bayesify.baselines.fixed_draws import FixedDraws
+from bayesify.baselines.fixed_draws import Chains, FixedDraws
 from bayesify.baselines.ivon import IVON
 from bayesify.baselines.microcanonical import microcanonical
 from bayesify.baselines.noisy_kfac import NoisyKFAC

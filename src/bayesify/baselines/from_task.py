@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from bayesify.baselines.chains import Chains
-from bayesify.baselines.fixed_draws import FixedDraws
+from bayesify.baselines.fixed_draws import Chains, FixedDraws
 from bayesify.baselines.ivon import IVON
 from bayesify.baselines.microcanonical import microcanonical
 from bayesify.baselines.noisy_kfac import NoisyKFAC

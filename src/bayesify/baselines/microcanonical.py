@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bayesify.arguments.checks import Count, Seed, checked
-from bayesify.baselines.chains import Chains
 from bayesify.baselines.ensemble_members import members_of
+from bayesify.baselines.fixed_draws import Chains
 from bayesify.conversion import bayesianize
 from bayesify.draws import Draws
 from bayesify.likelihoods.objectives import check_example_weights, exact_copy

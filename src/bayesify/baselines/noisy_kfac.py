@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Probability, checked
-from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass
-from bayesify.baselines.natural_gradient import Changes, LayerwiseTrainer, Moments
+from bayesify.baselines.natural_gradient import MAX_GRADIENT_BYTES, Changes, LayerPass, LayerwiseTrainer, Moments
 from bayesify.jacobians.rules import Rule, layer_factors
 from bayesify.jacobians.trace import Pulled
 from bayesify.likelihoods import Categorical, Likelihood

@@ -8,8 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.baselines.layer_passes import MAX_GRADIENT_BYTES, LayerPass, general_squares
-from bayesify.baselines.natural_gradient import Changes, LayerwiseTrainer, Moments
+from bayesify.baselines.natural_gradient import (
+    MAX_GRADIENT_BYTES,
+    Changes,
+    LayerPass,
+    LayerwiseTrainer,
+    Moments,
+    general_squares,
+)
 from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
 from bayesify.posteriors.mean_field import MeanField

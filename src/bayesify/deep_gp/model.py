@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import torch
@@ -12,9 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify.arguments.checks import Budget, Count, DataCount, NonNegative, Positive, Seed, checked
 from bayesify.configuration import make_likelihood
-from bayesify.deep_gp.kernels import KERNELS
-from bayesify.deep_gp.layers import Conditional, GlobalLayer, LocalLayer
-from bayesify.deep_gp.predictive import ProcessPredictive
+from bayesify.deep_gp.layers import KERNELS, Conditional, GlobalLayer, LocalLayer
 from bayesify.deep_gp.starts import (
     around_centers,
     as_function_values,
@@ -28,6 +27,7 @@ from bayesify.maths.gamma import widened
 from bayesify.maths.noise import Randomness, standard_normal
 from bayesify.maths.value_checks import should_check
 from bayesify.predictive.base import Outputs, Predictive
+from bayesify.predictive.regression import RegressionPredictive, pair
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Phase, Predictor, Trainable
 from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import checked_inputs
@@ -35,6 +35,36 @@ from bayesify.running.memory import MEMORY_BUDGET, parse_bytes
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.fitting import fit
 from bayesify.training.history import History
+
+
+class ProcessPredictive(RegressionPredictive):
+    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$ with $\mu$ and v [S, B, O], and the noise a scalar or [O].
+
+    $\mu_s$ and $v_s$ are the mean and the variance of f given draw s of the previous layers. With one layer there is nothing to
+    draw.
+    """
+
+    is_mixture = False
+
+    def __init__(self, mean: Tensor, variance: Tensor, noise: Tensor, seed: int) -> None:
+        self._mean, self._variance, self._seed = mean, variance, seed
+        self._noise = noise.to(mean).expand(mean.shape[1:])
+        super().__init__(Outputs(kept=torch.stack((mean, variance + self._noise), dim=-1)), pair)
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean of f, variance of f (between draws plus within draws), and variance of the noise."""
+        spread = self._mean.var(0, unbiased=False) + self._variance.mean(0)
+        return self._mean.mean(0), spread, self._noise
+
+    @property
+    def outputs(self) -> Tensor:
+        """One draw of f per draw of the previous layers: [S, B, O]. Given the previous layers, the values at different
+        inputs are independent."""
+        generator = torch.Generator().manual_seed(self._seed)
+        noise = torch.randn(self._mean.shape, generator=generator, dtype=self._mean.dtype).to(self._mean.device)
+        return self._mean + self._variance.sqrt() * noise
+
 
 HIDDEN_NOISE_STD = 0.3
 """Initial noise of the pseudo-outputs of hidden layers, as a standard deviation relative to the process's standard deviation."""

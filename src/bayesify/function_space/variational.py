@@ -12,15 +12,14 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Budget, Count, DataCount, Inputs, NonNegative, Positive, Probability, checked
 from bayesify.draws import Draws
-from bayesify.function_space.captured_divergence import DivergenceCapture
 from bayesify.function_space.contexts import Box, Context, restore_context
-from bayesify.function_space.divergence import check_kl, gaussian_kl
+from bayesify.function_space.divergence import DivergenceCapture, check_kl, gaussian_kl
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.function_space.priors import Constant, FunctionPrior, restore_prior
 from bayesify.jacobians import Jacobians, check_deterministic
 from bayesify.jacobians.general import Args, Kwargs
 from bayesify.likelihoods import Likelihood
-from bayesify.maths.pieces import sum_of_pieces
+from bayesify.maths.autograd_functions import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.posteriors import KTied, MeanField
 from bayesify.predictive.base import Predictive

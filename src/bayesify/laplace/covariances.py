@@ -17,10 +17,10 @@ from torch import Tensor
 from bayesify.jacobians import Gradients
 from bayesify.jacobians.rules import LinearRule, fold_product, layer_factors
 from bayesify.laplace.curvature import MAX_DIAGONALIZED_WEIGHTS, Structure, has_factors, layer_of, matrix_order
-from bayesify.laplace.subset import Subset
+from bayesify.laplace.subnetwork import Subset
 from bayesify.maths.gamma import widened
 from bayesify.maths.positive_definite import stable_cholesky, stable_eigh
-from bayesify.predictive.spreads import DenseSpread, SharedBasis, Spread
+from bayesify.predictive.gaussian import DenseSpread, SharedBasis, Spread
 from bayesify.running.memory import in_words
 from bayesify.weights.catalog import Layer, Weight, group_layers
 

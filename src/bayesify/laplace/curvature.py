@@ -13,7 +13,7 @@ from torch import Tensor
 from bayesify.jacobians import FeatureCost, Features, Gradients, Jacobians, Linearization
 from bayesify.jacobians.general import Args, Kwargs
 from bayesify.jacobians.rules import layer_factors
-from bayesify.laplace.subset import Subset
+from bayesify.laplace.subnetwork import Subset
 from bayesify.likelihoods import Likelihood
 from bayesify.maths.gamma import as_float, widened
 from bayesify.predictor import Batch

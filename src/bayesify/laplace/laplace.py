@@ -64,14 +64,12 @@ from bayesify.laplace.sampled import (
     find_factor,
     whiten,
 )
-from bayesify.laplace.subnetwork import Candidates, SgdOptions, as_selector, from_indices
-from bayesify.laplace.subset import Subset
+from bayesify.laplace.subnetwork import Candidates, SgdOptions, Subset, as_selector, from_indices
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Outputs, Predictive
-from bayesify.predictive.gaussian import Link, OutputGaussian
+from bayesify.predictive.gaussian import Link, OutputGaussian, Spread
 from bayesify.predictive.regression import RegressionPredictive, match_targets
-from bayesify.predictive.spreads import Spread
 from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Drawable
 from bayesify.running.generators import draw_seed
 from bayesify.running.inputs_and_outputs import (

@@ -17,8 +17,7 @@ from bayesify.laplace.covariances import FullCovariance, MarginalCovariance, Wei
 from bayesify.laplace.curvature import FeaturesEnd, feature_rows, layer_of, matrix_order, rows_at_once
 from bayesify.laplace.sampled import SampledCovariance
 from bayesify.likelihoods import Likelihood
-from bayesify.predictive.gaussian import marginals
-from bayesify.predictive.spreads import LowRank, Spread
+from bayesify.predictive.gaussian import LowRank, Spread, marginals
 from bayesify.running.inputs_and_outputs import as_inputs, batch_size, checked_inputs, split_rows
 
 MAX_EXACT_OUTPUTS = 128

@@ -21,7 +21,7 @@ from bayesify.jacobians import Gradients
 from bayesify.jacobians.general import Args, Inputs, Kwargs
 from bayesify.laplace.covariances import KroneckerCovariance, WeightCovariance
 from bayesify.laplace.curvature import DataTerm, OutputCurvature, Pieces
-from bayesify.laplace.subset import Subset
+from bayesify.laplace.subnetwork import Subset
 from bayesify.likelihoods import Gaussian, Likelihood
 from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import as_inputs

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bayesify.maths.autograd_functions import Function
 from bayesify.maths.lag_correlations import Spectra, correlate, correlate_gradient, fast_size
-from bayesify.maths.signatures import Function
 
 Offset = tuple[int, ...]
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bayesify.maths.autograd_functions import Function, gradients_again
 from bayesify.maths.philox import ROUNDS, TILE
-from bayesify.maths.signatures import Function, gradients_again
 
 ALIGNMENT_NUMBERS = 64
 """Each weight's draws start at a multiple of this many numbers."""

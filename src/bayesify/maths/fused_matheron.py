@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bayesify.maths import fused_draws
+from bayesify.maths.autograd_functions import Function, gradients_again
 from bayesify.maths.fused_draws import ALIGNMENT_NUMBERS, Joined, Place, kernel_normals, on_device
 from bayesify.maths.matheron import Factors, draw_group
 from bayesify.maths.philox import ROUNDS
-from bayesify.maths.signatures import Function, gradients_again
 
 MAX_INDUCING_SIZE = 64
 """Maximum number of rows or columns of U that fit into a program's registers."""

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bayesify.maths.signatures import Function, gradients_again, leading_axes
+from bayesify.maths.autograd_functions import Function, gradients_again, leading_axes
 from bayesify.maths.value_checks import transforming
 
 RELATIVE_JITTER = 1e-12

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesify.maths.autograd_functions import Function, leading_axes
 from bayesify.maths.fused_draws import has_kernel, kernel_normals
-from bayesify.maths.signatures import Function, leading_axes
 
 
 class NoiseSource:

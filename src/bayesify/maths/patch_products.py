@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.maths.autograd_functions import Function
 from bayesify.maths.convolution_moments import Geometry, convolution_moments
 from bayesify.maths.fused_draws import has_kernel, on_device
-from bayesify.maths.signatures import Function
 from bayesify.transforms import next_power_of_two
 
 MAX_PATCH_NUMBERS = 2**28

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesify.maths.autograd_functions import Function, leading_axes
 from bayesify.maths.gamma import widened
-from bayesify.maths.signatures import Function, leading_axes
 from bayesify.maths.value_checks import should_check, transforming
 
 

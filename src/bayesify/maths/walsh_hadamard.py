@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesify.maths.signatures import Function
+from bayesify.maths.autograd_functions import Function
 from bayesify.transforms import hadamard, hadamard_matrix
 
 

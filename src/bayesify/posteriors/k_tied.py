@@ -15,7 +15,7 @@ from bayesify.maths.gaussian import UNIT_ENTROPY
 from bayesify.maths.philox import TILE
 from bayesify.maths.tied_draws import TiedPlan
 from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer, fixed_stds
-from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
+from bayesify.posteriors.common.gpu_draws import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
 from bayesify.weights.layout import strides_of
 from bayesify.weights.named_parameters import NamedParameters, first_parameter

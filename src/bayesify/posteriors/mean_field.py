@@ -14,13 +14,12 @@ from bayesify.arguments.checks import Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.fused_draws import DrawPlan, make_plan
 from bayesify.maths.gaussian import UNIT_ENTROPY, diagonal_kl, diagonal_moments, draw_diagonals
-from bayesify.maths.largest_entries import largest
 from bayesify.maths.philox import TILE
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common.base import DrawRequest, Posterior, fixed_stds, repeat_draws
-from bayesify.posteriors.common.by_kernels import draw_by_kernels, kernels_suit
+from bayesify.posteriors.common.gpu_draws import draw_by_kernels, kernels_suit
 from bayesify.priors import PriorDraw
-from bayesify.weights.named_parameters import NamedParameters, first_parameter
+from bayesify.weights.named_parameters import NamedParameters, first_parameter, largest
 from bayesify.weights.structured import LocalGaussian
 
 

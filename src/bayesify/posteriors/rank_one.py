@@ -29,7 +29,7 @@ class RankOne(Posterior):
     differ by 10 %, or by 3 % in networks with BatchNorm. `row_raw_std` and `col_raw_std` are mapped through softplus.
 
     The noise of a matrix consists of two vectors, so writing the weights dominates the cost of a draw. A GPU therefore
-    needs no special kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/captured_draws.py`).
+    needs no special kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/gpu_draws.py`).
 
     Shapes:
         value: [rows, cols]; row_mean, row_raw_std: [K, rows]; col_mean, col_raw_std: [K, cols].

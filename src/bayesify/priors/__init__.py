@@ -2,8 +2,7 @@
 
 from bayesify.priors.base import Prior, PriorDraw, kernel_positions
 from bayesify.priors.fixed import AroundNetwork, Gaussian, Neal, Standard
-from bayesify.priors.scale import Scale
-from bayesify.priors.spatial import SpatialInverseWishart
+from bayesify.priors.hierarchical import Scale, SpatialInverseWishart
 
 __all__ = [
     "REGISTRY", "AroundNetwork", "Gaussian", "Neal", "Prior", "PriorDraw", "Scale", "SpatialInverseWishart", "Standard",

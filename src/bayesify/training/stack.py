@@ -25,7 +25,7 @@ from bayesify.network import BayesianNetwork
 from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictor import Batch, Phase, Trainable
-from bayesify.priors.varied import Varied
+from bayesify.priors.fixed import Varied
 from bayesify.running.runner import NO_BATCHING_RULE, SlowVmap, Vmaps
 from bayesify.training.batches import StackedBatch
 from bayesify.training.perceptrons import Perceptrons

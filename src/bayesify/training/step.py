@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayesify.draws import Draws
-from bayesify.maths.pieces import sum_of_pieces
+from bayesify.maths.autograd_functions import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.training.average import RunningAverage

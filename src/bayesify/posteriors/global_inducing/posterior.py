@@ -30,8 +30,7 @@ from bayesify.posteriors.global_inducing.likelihood import (
     exact_float32,
     typical_scale,
 )
-from bayesify.posteriors.global_inducing.maps import LinearMap
-from bayesify.posteriors.global_inducing.trace import check_targets, start_outputs, trace
+from bayesify.posteriors.global_inducing.maps import LinearMap, check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
 from bayesify.running.inputs_and_outputs import each, stack
 from bayesify.running.runner import Runner, SlowVmap

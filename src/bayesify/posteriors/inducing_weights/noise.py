@@ -24,8 +24,8 @@ from bayesify.maths.fused_matheron import (
 from bayesify.maths.matheron import Factors, noise_shapes, start_and_size
 from bayesify.maths.noise import SeededNoise
 from bayesify.posteriors.common.base import DrawRequest, Posterior
-from bayesify.posteriors.common.by_kernels import kernels_suit
-from bayesify.posteriors.inducing_weights.matrix import InducingMatrix
+from bayesify.posteriors.common.gpu_draws import kernels_suit
+from bayesify.posteriors.inducing_weights.augmentation import InducingMatrix
 from bayesify.weights.catalog import Layer
 from bayesify.weights.layout import NetworkLayout, PlacedWeights, strides_of
 

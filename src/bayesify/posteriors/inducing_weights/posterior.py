@@ -17,8 +17,13 @@ from bayesify.maths.noise import choose_members
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common import starts
 from bayesify.posteriors.common.base import DrawRequest, Posterior
-from bayesify.posteriors.inducing_weights.augmentation import Augmentation, network_start, random_start
-from bayesify.posteriors.inducing_weights.matrix import FAMILIES, InducingMatrix
+from bayesify.posteriors.inducing_weights.augmentation import (
+    FAMILIES,
+    Augmentation,
+    InducingMatrix,
+    network_start,
+    random_start,
+)
 from bayesify.posteriors.inducing_weights.noise import NoiseShapes, draw_by_kernels, kernels_draw
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
