@@ -12,12 +12,12 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
     for effort in EFFORTS:
         patch.setitem(EFFORTS, effort, Effort(4, 4, 4, 1, 2, 30, 2))
     for name, value in {
-        "compare.question.NUM_SPLITS": 2,
-        "compare.question.NUM_QUICK_SPLITS": 2,
+        "compare.comparison.NUM_SPLITS": 2,
+        "compare.comparison.NUM_QUICK_SPLITS": 2,
         "compare.runs.NUM_TIMED_ROWS": 20,
-        "compare.rivals.MAX_TREES": 3,
-        "compare.rivals.NUM_FOLDS": 2,
-        "compare.rivals.NUM_PENALTIES": 5,
+        "compare.models.MAX_TREES": 3,
+        "compare.models.NUM_FOLDS": 2,
+        "compare.models.NUM_PENALTIES": 5,
         "sklearn.settling.MAX_ROUNDS": 1,
         "sklearn.settling.DOUBTFUL_LEVERAGE": 1.0,
     }.items():

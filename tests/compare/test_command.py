@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from bayesify.cli import app
 from bayesify.compare import InputError, Question, compare, comparison, contestants
+from bayesify.compare.models import PACKAGES, installed
 from bayesify.compare.page import render
-from bayesify.compare.rivals import PACKAGES, installed
 from bayesify.methods import METHODS, Method
 from bayesify.running import progress as progress_display
 from bayesify.serving import ModelFolder

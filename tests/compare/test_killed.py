@@ -12,8 +12,8 @@ import pytest
 
 KILLS = 20
 PROGRAM = """
-from bayesify.compare import question
-question.NUM_QUICK_SPLITS = 3
+from bayesify.compare import comparison
+comparison.NUM_QUICK_SPLITS = 3
 from bayesify.sklearn.settings import EFFORTS, Effort
 EFFORTS["quick"] = EFFORTS["full"] = Effort(4, 30, 30, 1, 2, 30, 2)
 from bayesify.cli import main

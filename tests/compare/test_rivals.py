@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from bayesify.compare import Question
-from bayesify.compare.models import SplitRows, fit_splits
-from bayesify.compare.rivals import installed, train_rival
+from bayesify.compare.models import SplitRows, fit_splits, installed, train_rival
 from bayesify.compare.scores import score_classification, score_regression
 
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bayesify.cli import app
-from bayesify.serving import ModelFolder, chunks, fit_table, predict_table
+from bayesify.serving import ModelFolder, fit_table, predict_table, sources
 from bayesify.serving.card import render_card
 from bayesify.serving.fitting import Scored
 from bayesify.serving.folder import ABOUT, CARD, FIGURE, MODEL
@@ -319,7 +319,7 @@ def test_texts_stay_texts_in_every_part(tmp_path, monkeypatch):
     new = pandas.DataFrame({"code": ["A1", "007", "12", None], "x": [0.0, 0.0, 0.0, 0.0]})
     new.to_csv(tmp_path / "new.csv", index=False)
     predict_table(model, tmp_path / "new.csv", tmp_path / "whole.csv")
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 0)
     predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv", rows=1)
     assert rows_of(tmp_path / "whole.csv") == rows_of(tmp_path / "parts.csv")
     found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
@@ -339,7 +339,7 @@ def test_decimal_commas_are_those_of_training_in_every_part(tmp_path, monkeypatc
     for cell in ("1.234,0", "1.234", "1234"):
         quoted = f'"{cell}"'
         (tmp_path / "new.csv").write_text(f"x{separator}z\n{quoted}{separator}0\n5000{separator}0\n")
-        monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
+        monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 0)
         predict_table(model, tmp_path / "new.csv", tmp_path / "out.csv", rows=1)
         found = pandas.read_csv(tmp_path / "out.csv", sep=separator, decimal="," if separator == ";" else ".")
         assert found["prediction"][0] == pytest.approx(1234, abs=400)  # with the decimal mark of the target
@@ -353,7 +353,7 @@ def test_the_order_of_day_and_month_is_that_of_training_in_every_part(tmp_path, 
     assert "2020-01-01 to 2020-08-27" in render_card(model.about)
     some = frame.iloc[[2, 40, 100, 34, 160]]  # 3 January to 9 June, days that can all be read either way
     some.to_csv(tmp_path / "new.csv", index=False)
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 0)
     predict_table(model, tmp_path / "new.csv", tmp_path / "parts.csv", rows=1)
     found = [float(row["prediction"]) for row in rows_of(tmp_path / "parts.csv")]
     assert found == pytest.approx(some["y"].tolist(), abs=20)
@@ -379,8 +379,8 @@ def test_parts_give_the_file_of_the_whole(regression, tmp_path, monkeypatch, kin
         frame.to_parquet(path)
     model = ModelFolder.read(regression)
     whole = predict_table(model, path, tmp_path / "whole.csv")
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
-    parts = [len(part) for _, part, _ in chunks.read_parts(path, 7)]
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 0)
+    parts = [len(part) for _, part, _ in sources.read_parts(path, 7)]
     assert (sum(parts), max(parts)) == (NUM, 7)
     some = predict_table(model, path, tmp_path / "parts.csv", rows=7)
     assert rows_of(tmp_path / "whole.csv") == rows_of(tmp_path / "parts.csv")
@@ -392,7 +392,7 @@ def test_a_part_that_does_not_fit_says_where_it_is(regression, tmp_path, monkeyp
     frame = table(2).astype(object)
     frame.loc[50:, "area"] = "large"
     frame.to_csv(tmp_path / "new.csv", index=False)
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 0)
     said = r"^new.csv: column 'area' holds numbers, but row 51 below the header has 'large' \(40 of 89 cells hold no number\)"
     with pytest.raises(InputError, match=said):
         predict_table(ModelFolder.read(regression), tmp_path / "new.csv", tmp_path / "out.csv", rows=50)
@@ -400,12 +400,12 @@ def test_a_part_that_does_not_fit_says_where_it_is(regression, tmp_path, monkeyp
 
 def test_memory_does_not_grow_with_the_rows(tmp_path, monkeypatch):
     path, line = tmp_path / "new.csv", "12.5,north,2020-01-01\n"
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 0)
     peaks = []
     for rows in (500, 1_000, 12_000):  # the first loads what it needs
         path.write_text("area,town,sold\n" + line * rows)
         tracemalloc.start()
-        assert sum(len(part) for _, part, _ in chunks.read_parts(path, 500)) == rows
+        assert sum(len(part) for _, part, _ in sources.read_parts(path, 500)) == rows
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[2] < 1.5 * peaks[1]

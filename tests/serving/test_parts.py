@@ -10,7 +10,7 @@ import pandas
 import pytest
 from awkward_tables import CASES, ROWS, X, Y, frame
 
-from bayesify.serving import chunks, fit_table, predict_table
+from bayesify.serving import fit_table, predict_table, sources
 from bayesify.serving.fitting import Scored
 from bayesify.tables.errors import InputError
 from bayesify.tables.files import Reading, read_table
@@ -35,7 +35,7 @@ def models():
 def outcome(model, path, reading, monkeypatch, whole):
     """What comes of a prediction, as a whole or in parts: numbers and notes, or the words of a refusal."""
     out = path.with_suffix(".out")
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 1 << 40 if whole else -1)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 1 << 40 if whole else -1)
     try:
         found = predict_table(model, path, out, rows=10**6 if whole else PART, reading=reading)
     except InputError as error:
@@ -144,12 +144,12 @@ def attempt(function, *arguments):
 def test_generated_files_are_read_alike(tmp_path, monkeypatch):
     """Cells, not only predictions: the parts are rows of the whole table."""
     refused = 0
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", -1)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", -1)
     for seed in range(40):
         chance, path = random.Random(f"read {seed}"), tmp_path / f"{seed}.csv"
         path.write_bytes(random_file(chance, ["a", "b", "c"]))
         reading = Reading(texts=chance.choice(((), ("a",))), commas=chance.choice(((), (), ("b",))))
-        whole, parts = attempt(read_table, path, reading), attempt(chunks.read_parts, path, PART, reading)
+        whole, parts = attempt(read_table, path, reading), attempt(sources.read_parts, path, PART, reading)
         if isinstance(whole, str) or isinstance(parts, str):
             refused += 1
             assert parts == whole
@@ -168,10 +168,10 @@ def test_generated_files_are_read_alike(tmp_path, monkeypatch):
 def test_line_ends_empty_lines_and_encodings(tmp_path, monkeypatch, end, encoding, before):
     rows = ["name;x", *(f"ö {row};{row},5" for row in range(20))]
     (tmp_path / "t.csv").write_bytes((before * end + end.join(rows) + end).encode(encoding))
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", -1)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", -1)
     whole, parts = (
         read_table(tmp_path / "t.csv")[0],
-        [part for _, part, _ in chunks.read_parts(tmp_path / "t.csv", PART)],
+        [part for _, part, _ in sources.read_parts(tmp_path / "t.csv", PART)],
     )
     for found in (whole, pandas.concat(parts)):
         assert list(found.columns) == ["name", "x"]
@@ -182,17 +182,17 @@ def test_line_ends_empty_lines_and_encodings(tmp_path, monkeypatch, end, encodin
 def test_cells_without_a_name_are_refused(tmp_path, monkeypatch):
     (tmp_path / "t.csv").write_text("a,b\n1,2,3\n4,5,6\n")
     for size in (1 << 40, -1):
-        monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", size)
+        monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", size)
         with pytest.raises(InputError, match="the first row has more cells than the header has names"):
-            list(chunks.read_parts(tmp_path / "t.csv", 1))
+            list(sources.read_parts(tmp_path / "t.csv", 1))
     (tmp_path / "t.csv").write_text("a,b\n1,2,\n4,5,\n")  # a separator at the end of each line
     assert read_table(tmp_path / "t.csv")[0].to_numpy().tolist() == [[1, 2], [4, 5]]
 
 
 def test_a_file_that_changes_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", -1)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", -1)
     (tmp_path / "t.csv").write_text("a\n" + "1\n" * 20)
-    parts = iter(chunks.read_parts(tmp_path / "t.csv", PART))
+    parts = iter(sources.read_parts(tmp_path / "t.csv", PART))
     next(parts)
     with (tmp_path / "t.csv").open("a") as file:
         file.write("x\n")
@@ -205,9 +205,9 @@ def test_a_killed_prediction_leaves_no_rows_behind(tmp_path, monkeypatch):
     """The process dies in the middle of the table; no file of it holds a cell of the table."""
     (tmp_path / "t.csv").write_text("a,secret\n" + "1,hunter2\n" * 50)
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom bayesify.serving import chunks\n"
-        "chunks.MAX_WHOLE_BYTES = -1\n"
-        "for first, part, _ in chunks.read_parts(Path(sys.argv[1]), 7):\n"
+        "import os, sys\nfrom pathlib import Path\nfrom bayesify.serving import sources\n"
+        "sources.MAX_WHOLE_BYTES = -1\n"
+        "for first, part, _ in sources.read_parts(Path(sys.argv[1]), 7):\n"
         "    if first: os.kill(os.getpid(), 9)\n"
     )
     (tmp_path / "tmp").mkdir()

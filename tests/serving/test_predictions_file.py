@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 import pytest
 
-from bayesify.serving import chunks, fit_table, predict_table, update_table
+from bayesify.serving import fit_table, predict_table, sources, update_table
 from bayesify.serving.fitting import Scored
 from bayesify.serving.questions import Questions
 
@@ -46,7 +46,7 @@ def lines(path, separator=","):
     ("separator", "decimal"), [(",", "."), (";", ","), (";", "."), ("\t", "."), ("\t", ","), (",", ",")]
 )
 def test_the_file_has_the_dialect_of_the_table(model, tmp_path, monkeypatch, separator, decimal, rows):
-    monkeypatch.setattr(chunks, "MAX_WHOLE_BYTES", 0 if rows == 7 else 1 << 20)
+    monkeypatch.setattr(sources, "MAX_WHOLE_BYTES", 0 if rows == 7 else 1 << 20)
     new, plain, out = (tmp_path / name for name in ("new.csv", "plain.csv", "out.csv"))
     table(1).to_csv(new, index=False)
     predict_table(model, new, plain)

@@ -651,7 +651,7 @@ def test_findings_and_lines_without_a_terminal(data, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert [line for line in lines if not line.startswith("fit: ")] == []  # a short training
     assert any(line.startswith("fit: not converged") for line in lines)
-    monkeypatch.setattr("bayesify.training.progress.FIRST_LINE_SECONDS", 1e-9)
+    monkeypatch.setattr("bayesify.running.progress.FIRST_LINE_SECONDS", 1e-9)
     train(fresh(), posteriors.Point(), data[0], 4, progress=True)
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("fit: ")]
     assert lines
@@ -659,10 +659,10 @@ def test_findings_and_lines_without_a_terminal(data, monkeypatch, capsys):
 
 
 def test_lines_become_rare(monkeypatch, capsys):
-    from bayesify.training.progress import ProgressBar
+    from bayesify.running.progress import ProgressBar
 
     now = [0.0]
-    monkeypatch.setattr("bayesify.training.progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("bayesify.running.progress.monotonic", lambda: now[0])
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     with ProgressBar(True, 1, None) as bar:
         for second in range(600):

@@ -106,9 +106,9 @@ def test_gradients_that_are_not_finite_change_nothing(tmp_path, bad, fused, step
 def test_a_step_waits_for_nothing():
     """With a fused optimizer the host reads nothing of the device in the steps, once the objective looks at no values."""
     from bayesify.predictor import Trainable
+    from bayesify.training.arguments import Run, Settings
     from bayesify.training.distributed import Processes
     from bayesify.training.schedules import KLSchedule
-    from bayesify.training.state import Run, Settings
     from bayesify.training.step import Step
 
     class Plain(Trainable):

@@ -159,9 +159,9 @@ def test_parts_of_a_batch_make_up_the_batch(workers):
 
 
 def test_generators_of_draws_differ_between_processes_for_local_noise_only():
+    from bayesify.training.arguments import Run, Settings
     from bayesify.training.loop import TrainingLoop
     from bayesify.training.schedules import KLSchedule
-    from bayesify.training.state import Run, Settings
 
     class Rank(Processes):
         def wrap(self, module):

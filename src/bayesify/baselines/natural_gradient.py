@@ -24,8 +24,8 @@ from bayesify.predictor import Batch
 from bayesify.running.inputs_and_outputs import checked_inputs, each, explain_shape_errors, select_output
 from bayesify.running.runner import Runner
 from bayesify.training import History, Update, fit
+from bayesify.training.arguments import describe_schedule
 from bayesify.training.batches import count_examples
-from bayesify.training.state import describe_schedule
 from bayesify.weights.catalog import Weight, owner_of
 
 MAX_GRADIENT_BYTES = 64 * 2**20

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bayesify.arguments.checks import checked
 from bayesify.compare.contestants import BASELINES, DEFAULT_RIVALS, PORTFOLIO, RIVALS
-from bayesify.compare.rivals import installed
+from bayesify.compare.models import installed
 from bayesify.methods import all_methods, get_method
 from bayesify.serving.sources import short_name
 from bayesify.sklearn.settings import AUTO

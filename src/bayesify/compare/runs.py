@@ -17,8 +17,7 @@ from bayesify.arguments.suggestions import reason_of
 from bayesify.compare.compared_table import ComparedTable
 from bayesify.compare.contestants import RIVALS, obstacle
 from bayesify.compare.explanation import examples, importance
-from bayesify.compare.models import SplitModel, SplitRows, fit_splits
-from bayesify.compare.rivals import train_rival
+from bayesify.compare.models import SplitModel, SplitRows, fit_splits, train_rival
 from bayesify.compare.scores import score_classification, score_regression
 from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictor import Predictor

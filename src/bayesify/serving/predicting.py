@@ -14,10 +14,10 @@ from warnings import catch_warnings, simplefilter
 import numpy as np
 
 from bayesify.serving.about import About
-from bayesify.serving.chunks import PART_ROWS, Parts, read_parts
 from bayesify.serving.drift import Drift
 from bayesify.serving.folder import ModelFolder
 from bayesify.serving.questions import Costs, Questions, check_level, reasons_of
+from bayesify.serving.sources import PART_ROWS, Parts, read_parts
 from bayesify.serving.updating import like_training
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.reasons import Explanation

@@ -18,8 +18,8 @@ from bayesify.arguments.checks import checked
 from bayesify.maths.value_checks import find_not_finite
 from bayesify.running.generators import own_generators
 from bayesify.storage import tensor_files
+from bayesify.training.arguments import Position
 from bayesify.training.random_streams import loader_generators_kept, seeded_globals
-from bayesify.training.state import Position
 from bayesify.version import __version__
 
 FINGERPRINT_ROWS = 8

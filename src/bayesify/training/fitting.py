@@ -16,8 +16,11 @@ from bayesify.arguments.checks import Count, CountOrZero, DataCount, Device, Non
 from bayesify.network import BayesianNetwork, adopt
 from bayesify.predictor import Trainable
 from bayesify.training.arguments import (
+    Callback,
     Checkpointing,
     Devices,
+    Run,
+    Settings,
     Steps,
     Update,
     Validation,
@@ -32,7 +35,6 @@ from bayesify.training.history import History
 from bayesify.training.loop import TrainingLoop
 from bayesify.training.noise import LearnedNoise
 from bayesify.training.schedules import KLSchedule, make_optimizer, make_scheduler
-from bayesify.training.state import Callback, Run, Settings
 from bayesify.training.validation import validated
 from bayesify.weights.batch_statistics import KeptStatistics
 

@@ -26,8 +26,9 @@ from bayesify.predictive.base import Predictive
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.running.generators import generator_states, own_generators
 from bayesify.running.modes import modes_kept
+from bayesify.running.progress import ProgressBar
 from bayesify.storage.atomic import remove_leftovers
-from bayesify.training.arguments import Validation
+from bayesify.training.arguments import Position, Run, Validation, describe
 from bayesify.training.batch_statistics import (
     following_layers,
     keep_draws,
@@ -40,7 +41,6 @@ from bayesify.training.checkpoints import Checkpoint, altered, data_fingerprint,
 from bayesify.training.distributed import Processes
 from bayesify.training.history import History
 from bayesify.training.noise import LearnedNoise, narrow_start
-from bayesify.training.progress import ProgressBar
 from bayesify.training.random_streams import (
     derive_seed,
     iterate_seeded,
@@ -50,7 +50,6 @@ from bayesify.training.random_streams import (
     set_network_state,
 )
 from bayesify.training.rules import Score
-from bayesify.training.state import Position, Run, describe
 from bayesify.training.step import BatchError, Part, Step
 from bayesify.training.validation import Totals, validate, validated
 from bayesify.training.watch import Watch

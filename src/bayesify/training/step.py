@@ -15,6 +15,7 @@ from bayesify.draws import Draws
 from bayesify.maths.autograd_functions import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
+from bayesify.training.arguments import Run
 from bayesify.training.average import RunningAverage
 from bayesify.training.captured_step import CapturedSteps, GraphOptimizer, why_not
 from bayesify.training.checkpoints import check_optimizer_state
@@ -22,7 +23,6 @@ from bayesify.training.distributed import Processes
 from bayesify.training.guard import STEPS_BETWEEN_CHECKS, Guard, NotFiniteError
 from bayesify.training.random_streams import derive_seed
 from bayesify.training.schedules import falling, match_layout
-from bayesify.training.state import Run
 
 Part = tuple[Batch, int, int]
 """This process's part of a batch, the number of examples in the part, and the number in the whole batch."""

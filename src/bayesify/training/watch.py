@@ -20,10 +20,10 @@ from bayesify.predictive.findings import Finding, Findings, joined
 from bayesify.predictor import Batch, Drawable, Phase, Predictor, Trainable
 from bayesify.running.generators import own_generators
 from bayesify.training import rules
+from bayesify.training.arguments import Settings
 from bayesify.training.batch_statistics import following_layers
 from bayesify.training.history import History
 from bayesify.training.rules import Score
-from bayesify.training.state import Settings
 from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.catalog import put_in
 
