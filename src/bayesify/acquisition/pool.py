@@ -1,7 +1,5 @@
 """Active learning over a pool: train, choose examples, ask for their labels, repeat. A killed run can be resumed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

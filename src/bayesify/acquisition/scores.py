@@ -1,7 +1,5 @@
 """Scores that say how informative an example's label would be, and the choice of the most informative batch."""
 
-from __future__ import annotations
-
 import math
 
 import torch

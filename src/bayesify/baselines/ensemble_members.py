@@ -1,7 +1,5 @@
 """Training of a deep ensemble, one member at a time, to save memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

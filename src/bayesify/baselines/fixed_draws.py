@@ -1,7 +1,5 @@
 """Predictors that consist of existing draws, such as the draws of several Markov chains."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Self
 

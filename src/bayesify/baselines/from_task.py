@@ -1,7 +1,5 @@
 """Functions that fit the baselines to a training task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

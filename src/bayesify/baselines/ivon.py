@@ -1,7 +1,5 @@
 """IVON: mean-field variational inference by natural gradients. A step costs about as much as a step of Adam."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Microcanonical Langevin sampling with chains that start at the members of an ensemble and run together on one stack of models."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Noisy K-FAC: trains a matrix normal posterior by natural gradients with Kronecker-factored curvature."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from functools import reduce

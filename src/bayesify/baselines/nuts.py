@@ -1,7 +1,5 @@
 """Reference posterior of a small network, from Pyro's No-U-Turn sampler (Hoffman & Gelman 2014) over the weights."""
 
-from __future__ import annotations
-
 import warnings
 from importlib import import_module
 from typing import Any

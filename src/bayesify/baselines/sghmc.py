@@ -1,7 +1,5 @@
 """Stochastic gradient Hamiltonian Monte Carlo with a cyclical schedule: a sampler that uses one minibatch per step."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence

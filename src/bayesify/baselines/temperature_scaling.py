@@ -1,7 +1,5 @@
 """Temperature scaling: a single number, fitted to validation data, makes predictions softer or sharper."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """VOGN: mean-field variational inference by natural gradients. Squared gradients of single examples serve as the curvature."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

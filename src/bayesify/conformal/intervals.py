@@ -1,7 +1,5 @@
 """Conformal prediction of numbers, from a single split or from cross-validation."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any, Literal, Self

@@ -1,7 +1,5 @@
 """A predictor with calibrated intervals or sets."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from typing import Any, Self
 

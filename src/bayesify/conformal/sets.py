@@ -1,7 +1,5 @@
 """Split conformal prediction of classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal, Self

@@ -1,7 +1,5 @@
 """The quantile of calibration scores that all conformal methods use, with a correction for the new row."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """A deep Gaussian process fitted to a training task."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

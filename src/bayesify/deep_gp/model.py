@@ -1,7 +1,5 @@
 """Deep Gaussian processes with global or local inducing points."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Starting values of a deep Gaussian process: centers of the data, mean targets around them, and the skip functions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """KL divergences between Gaussians over function values, and their capture as CUDA graphs."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any

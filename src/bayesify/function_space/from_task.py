@@ -1,7 +1,5 @@
 """Function-space variational inference on a training task."""
 
-from __future__ import annotations
-
 import torch
 
 from bayesify.conversion import bayesianize

@@ -1,7 +1,5 @@
 """Covariances of a linearized network's outputs under independent Gaussian weights, without forming the full Jacobian."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any, Literal

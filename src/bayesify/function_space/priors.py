@@ -1,7 +1,5 @@
 """Priors over functions, each a Gaussian over the function values at any inputs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self

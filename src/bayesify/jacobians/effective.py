@@ -1,7 +1,5 @@
 """The effective number of a network's weights, which measures how much of the training rows the network has memorized."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

@@ -1,8 +1,6 @@
 """Inputs of the last linear layer of a network. The derivatives with respect to this layer's weights follow from these
 inputs alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass

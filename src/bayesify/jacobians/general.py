@@ -1,7 +1,5 @@
 """Gradients with respect to any weight, example by example, for layers that have no rule in `rules`."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Derivatives with respect to one layer's weights, computed from its inputs and the gradients at its outputs, for each example."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar

@@ -7,8 +7,6 @@ normalization with running statistics is computed here as a product and a sum, b
 gradient takes many operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

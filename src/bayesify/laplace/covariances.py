@@ -1,8 +1,6 @@
 """Gaussians over chosen weights, made from a curvature and a prior precision. They compute the covariance products that
 predictions need."""
 
-from __future__ import annotations
-
 import copy
 import math
 from abc import ABC, abstractmethod

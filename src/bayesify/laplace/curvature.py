@@ -1,7 +1,5 @@
 """Curvature of a network's loss: products of Jacobians, summed over the data in pieces that fit into memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Training to the maximum a posteriori while the evidence chooses the prior precision of each layer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """Laplace for a training task: train to the maximum a posteriori, and then fit a posterior around it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

@@ -1,7 +1,5 @@
 """The linearized Laplace approximation of a trained network, over all weights or a subnetwork."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

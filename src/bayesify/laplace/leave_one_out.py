@@ -7,8 +7,6 @@ $h_n(t) = J_n (J^\top J + t I)^{-1} J_n^\top$. A posterior with noise $\sigma^2$
 \sigma^2$.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

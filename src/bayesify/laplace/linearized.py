@@ -1,7 +1,5 @@
 """Gaussians over the outputs of a network that is linearized in chosen weights, computed exactly or from draws."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Prior precisions: one number for all layers or one for each layer, their defaults, and the search on a grid."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

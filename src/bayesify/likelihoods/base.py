@@ -1,7 +1,5 @@
 """The base classes of likelihoods: distributions of targets given a network's outputs."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from abc import abstractmethod

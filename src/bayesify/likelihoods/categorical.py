@@ -1,7 +1,5 @@
 """Class labels: yes or no, or one of several classes."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Counts, whose variance equals or exceeds their mean, and amounts that are often exactly zero, such as claims or rain."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Gaussian noise, with one variance for all examples or with a variance that the network predicts for each example."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

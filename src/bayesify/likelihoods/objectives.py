@@ -1,7 +1,5 @@
 """Training objectives in nats, scaled to the whole dataset. All of them are maximized."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

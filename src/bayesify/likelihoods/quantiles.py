@@ -1,7 +1,5 @@
 """Quantiles of the target, trained by the pinball loss."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Student-t noise: Gaussian in the middle, with heavy tails for outliers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

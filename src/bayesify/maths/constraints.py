@@ -1,7 +1,5 @@
 """Maps between unconstrained storage and positive or triangular quantities."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

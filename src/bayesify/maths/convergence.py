@@ -1,7 +1,5 @@
 """Convergence of Markov chains: potential scale reduction and effective sample size of several chains."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

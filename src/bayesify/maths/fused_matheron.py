@@ -1,7 +1,5 @@
 """Draws of many matrices by the extended Matheron rule on a GPU in three launches, without storing the noise."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

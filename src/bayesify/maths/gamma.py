@@ -1,7 +1,5 @@
 """Gamma and Wishart distributions. A gamma distribution with shape a and rate b has mean a / b."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Diagonal Gaussians: draws and their KL, with hand-written gradients that save passes over memory."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

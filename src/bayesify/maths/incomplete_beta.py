@@ -1,7 +1,5 @@
 """Regularized incomplete beta function, which torch lacks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Covariance functions of Gaussian processes, over inputs divided by their lengthscales."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -16,8 +16,6 @@ the frequencies suffice.
 4. `correlate_gradient` reverses these steps: a sum over lags, one product per frequency, and `_maps` from spectra to maps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

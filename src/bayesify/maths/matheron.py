@@ -1,7 +1,5 @@
 """Matrices augmented with small inducing matrices, and draws of them by the extended Matheron rule (Ritter et al. 2021)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

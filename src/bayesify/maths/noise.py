@@ -1,7 +1,5 @@
 """Sources of random numbers: fast on the CPU, reproducible on any number of cores, and separate for each model in a stack."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

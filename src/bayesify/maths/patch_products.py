@@ -8,8 +8,6 @@ to bfloat16. However V is rounded, the two matrices are those of some regression
 Unlike `convolution_moments`, this module extracts the patches; it works on chunks of examples to limit the memory.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Planar flows: chains of residual layers with one unit each, and their log-determinants."""
 
-from __future__ import annotations
-
 import math
 
 import torch

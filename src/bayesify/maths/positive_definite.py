@@ -1,7 +1,5 @@
 """Factors, eigenvectors, inverses and log-determinants of symmetric matrices, and quadratic forms."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Bayesian linear regression with whitened weights: the posterior, computed from two matrices, its draws, and its KL to
 the prior."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Any

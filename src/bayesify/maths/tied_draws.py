@@ -1,7 +1,5 @@
 """Draws of many Gaussian matrices with low-rank standard deviations on a GPU in one launch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

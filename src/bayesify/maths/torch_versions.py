@@ -1,7 +1,5 @@
 """All code that depends on the version of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import Any
 

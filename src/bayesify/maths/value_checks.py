@@ -1,7 +1,5 @@
 """Checks of tensor values, which are impossible while operations are captured, compiled or transformed."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -1,8 +1,6 @@
 r"""Matrices of the form $W = S_1 H \operatorname{diag}(g) H S_2$: products with vectors, entries, and the geometry of
 the map from g to W (Rossi et al. 2020)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

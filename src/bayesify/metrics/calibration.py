@@ -1,7 +1,5 @@
 """Calibration: whether predicted probabilities agree with observed frequencies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Ranking of examples by uncertainty, to detect out-of-distribution examples and to reject the most uncertain ones."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

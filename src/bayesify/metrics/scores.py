@@ -1,7 +1,5 @@
 """Scores of a prediction against the targets."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """AlexNet (Krizhevsky et al. 2012) and VGG16 (Simonyan & Zisserman 2015), as the Walsh-Hadamard paper adapts them to 32 pixels."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Residual networks (He et al. 2016), with a stem for 32-pixel images or for ImageNet, and a narrow one without normalization."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ $\sum_j A_{ij}\,(\delta S_{ij} - \sum_k A_{ik}\,\delta S_{ik})\,v_j$. When the v
 computed, the scores are treated as independent of each other. The values of a channel remain correlated between positions.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

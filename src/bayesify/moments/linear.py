@@ -1,7 +1,5 @@
 """Rules for linear maps, convolutions, embeddings and normalization."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

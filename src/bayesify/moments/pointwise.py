@@ -5,8 +5,6 @@ part of the variance that this linear response does not explain is treated as in
 functions, and sums and products of several functions of the same units, are treated as one function of these units.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

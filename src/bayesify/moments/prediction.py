@@ -1,7 +1,5 @@
 """A predictive distribution, computed in one pass that propagates means and variances through the network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

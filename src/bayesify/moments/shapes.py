@@ -1,7 +1,5 @@
 """Rules for sums, products, pooling and changes of shape."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Monte Carlo dropout as a posterior over weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

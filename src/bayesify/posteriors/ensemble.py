@@ -1,7 +1,5 @@
 """Ensembles: several point estimates."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """One dense Gaussian per layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

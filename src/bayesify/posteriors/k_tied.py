@@ -1,7 +1,5 @@
 """Mean-field Gaussians with low-rank standard deviations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, MutableMapping
 

@@ -1,7 +1,5 @@
 """Local inducing points: Bayesian linear regression in every layer, on the layer's own inducing inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal

@@ -1,7 +1,5 @@
 """Matrix normal posteriors, one per layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Fully factorized Gaussians."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, MutableMapping
 from typing import Literal

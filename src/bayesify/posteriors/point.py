@@ -1,7 +1,5 @@
 """Point estimates under a prior."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Rank-one multiplicative noise on shared weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Predictions of classes: mixtures of categorical distributions, one distribution per draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cached_property

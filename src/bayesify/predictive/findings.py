@@ -1,7 +1,5 @@
 """Findings: problems of a training run or of a prediction, each with a remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Predictions of numeric targets: mixtures of distributions of one family, one distribution per draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial

@@ -1,8 +1,6 @@
 """Priors with given scales, which are equal for all weights or depend on the fan-in; the center is 0 or the weights of a
 network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self

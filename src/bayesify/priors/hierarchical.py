@@ -1,7 +1,5 @@
 """Priors with random scales, one per layer, or with a random correlation of the positions of each kernel."""
 
-from __future__ import annotations
-
 import math
 
 import torch

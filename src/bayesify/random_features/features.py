@@ -1,7 +1,5 @@
 """Random Fourier features of a squared exponential kernel, and the network that is linear in them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

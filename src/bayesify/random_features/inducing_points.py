@@ -1,7 +1,5 @@
 """A sparse variational Gaussian process with inducing points, from gpytorch, as a comparison for random features."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

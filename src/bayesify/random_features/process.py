@@ -1,7 +1,5 @@
 """Gaussian processes with random features: linear models whose weights can have any posterior of the library."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self

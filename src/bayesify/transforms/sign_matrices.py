@@ -1,7 +1,5 @@
 """Hadamard matrices as tensors."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Running statistics of normalization layers: their buffers, whether they come from a training run, and statistics per draw."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Literal, Self, TypeVar

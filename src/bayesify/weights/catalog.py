@@ -1,7 +1,5 @@
 """The weights of a network, each as a matrix, and the slots of the network's modules that contain the weights."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import types

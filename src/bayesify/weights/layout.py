@@ -1,7 +1,5 @@
 """Drawn weights in a network's own form: units, padding rows, low precision, channels last, and shared memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """A module's tensors in the form in which files store them, and fingerprints that compare two networks."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Parameters under the names of weights and layers."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Mapping
 from functools import partial

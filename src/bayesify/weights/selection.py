@@ -1,7 +1,5 @@
 """Selectors, which assign weights to posteriors."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 

@@ -1,7 +1,5 @@
 """Weights that multiply without being materialized."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence

@@ -1,8 +1,6 @@
 """Passes in which each example has its own noise. A pass is repeated if it finds a weight that the network uses more than
 once."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress

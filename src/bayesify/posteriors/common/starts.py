@@ -1,7 +1,5 @@
 """Initial standard deviations, relative to the size of the weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping
 

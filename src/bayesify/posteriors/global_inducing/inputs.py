@@ -1,7 +1,5 @@
 """Inducing inputs of a network: as the user gives them, as a plain description, and as parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

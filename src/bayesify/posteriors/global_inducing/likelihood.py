@@ -1,7 +1,5 @@
 """Parts that all regressions on pseudo-outputs share: the prior's scale by layer, and the precision of pseudo-outputs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Self

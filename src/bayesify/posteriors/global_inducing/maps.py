@@ -3,8 +3,6 @@
 Convolutions are regressions on patches. The patches are never extracted.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

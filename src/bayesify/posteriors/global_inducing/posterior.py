@@ -1,7 +1,5 @@
 """Global inducing points: each layer's weights depend on learned inputs that are propagated through the earlier layers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack

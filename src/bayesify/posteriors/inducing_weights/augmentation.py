@@ -1,7 +1,5 @@
 """Weight matrices augmented with inducing matrices: parameters, initial values, and distributions q(U) over U."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

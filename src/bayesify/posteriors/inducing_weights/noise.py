@@ -1,8 +1,6 @@
 """Standard normal noise for a draw of all layers: first the noise of U's size, then the noise of W's size. The module also
 contains draws that are made by kernels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import MutableMapping, Sequence
 from dataclasses import replace

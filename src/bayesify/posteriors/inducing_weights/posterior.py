@@ -1,7 +1,5 @@
 """Inducing weights: a posterior smaller than the network."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import chain

@@ -1,7 +1,5 @@
 """Matrices of any size that consist of square Walsh-Hadamard blocks, and weights that multiply inputs by these blocks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

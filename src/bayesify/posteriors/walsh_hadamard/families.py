@@ -1,7 +1,5 @@
 """Families of q(g) over the diagonals of all Walsh-Hadamard blocks of the same size."""
 
-from __future__ import annotations
-
 import math
 from typing import ClassVar
 

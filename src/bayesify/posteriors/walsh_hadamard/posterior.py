@@ -1,7 +1,5 @@
 """Walsh-Hadamard variational inference: O(D) parameters and O(D log D) time for a layer of D x D weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass

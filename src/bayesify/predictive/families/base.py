@@ -1,7 +1,5 @@
 """The base class of families of distributions of one number, with the operations on their mixtures."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Distributions of counts. Their parameters are the logarithm of the mean and, for the negative binomial, the dispersion."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Gaussian distributions, with mean and variance as parameters."""
 
-from __future__ import annotations
-
 import math
 
 import torch

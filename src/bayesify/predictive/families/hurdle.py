@@ -1,7 +1,5 @@
 """Amounts that are often exactly zero: an atom at 0 and a log-normal distribution above 0."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

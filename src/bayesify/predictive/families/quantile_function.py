@@ -1,7 +1,5 @@
 """Distributions that are defined by some of their quantiles."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

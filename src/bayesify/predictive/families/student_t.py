@@ -1,7 +1,5 @@
 """Student-t distributions, with location, squared scale and degrees of freedom as parameters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import lru_cache
