@@ -4,6 +4,13 @@ from bayesify.acquisition.pool import PoolRun, at_random, by_batch_bald, by_scor
 from bayesify.acquisition.scores import bald, batch_bald, epistemic, expected_improvement
 
 __all__ = [
-    "PoolRun", "at_random", "bald", "batch_bald", "by_batch_bald", "by_score", "epistemic", "expected_improvement",
+    "PoolRun",
+    "at_random",
+    "bald",
+    "batch_bald",
+    "by_batch_bald",
+    "by_score",
+    "epistemic",
+    "expected_improvement",
     "label_pool",
-]  # fmt: skip
+]

@@ -12,6 +12,15 @@ from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.baselines.vogn import VOGN
 
 __all__ = [
-    "IVON", "SWAG", "VOGN", "Chains", "FixedDraws", "NoisyKFAC", "TemperatureScaling", "fit_members", "microcanonical",
-    "nuts", "sghmc",
-]  # fmt: skip
+    "IVON",
+    "SWAG",
+    "VOGN",
+    "Chains",
+    "FixedDraws",
+    "NoisyKFAC",
+    "TemperatureScaling",
+    "fit_members",
+    "microcanonical",
+    "nuts",
+    "sghmc",
+]

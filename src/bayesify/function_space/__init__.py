@@ -5,6 +5,15 @@ from bayesify.function_space.priors import Constant, FunctionPrior, GaussianProc
 from bayesify.function_space.variational import FunctionSpaceVI
 
 __all__ = [
-    "Box", "Constant", "Context", "DatasetContext", "FunctionPrior", "FunctionSpaceVI", "GaussianProcess", "Mixture",
-    "NeuralTangent", "NoisyContext", "UnknownPrior",
-]  # fmt: skip
+    "Box",
+    "Constant",
+    "Context",
+    "DatasetContext",
+    "FunctionPrior",
+    "FunctionSpaceVI",
+    "GaussianProcess",
+    "Mixture",
+    "NeuralTangent",
+    "NoisyContext",
+    "UnknownPrior",
+]

@@ -21,9 +21,20 @@ from bayesify.maths.positive_definite import stable_eigh
 from bayesify.weights.catalog import Weight, padding_entries
 
 __all__ = [
-    "Candidates", "Selector", "as_selector", "everything", "from_indices", "from_mask", "from_names",
-    "largest_magnitude", "largest_swag_variance", "largest_variance", "last_layer", "posterior_gap", "random",
-]  # fmt: skip
+    "Candidates",
+    "Selector",
+    "as_selector",
+    "everything",
+    "from_indices",
+    "from_mask",
+    "from_names",
+    "largest_magnitude",
+    "largest_swag_variance",
+    "largest_variance",
+    "last_layer",
+    "posterior_gap",
+    "random",
+]
 
 
 class SgdOptions(TypedDict):

@@ -8,9 +8,18 @@ from bayesify.likelihoods.quantiles import Quantiles
 from bayesify.likelihoods.student_t import StudentT
 
 __all__ = [
-    "REGISTRY", "Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Hurdle", "Likelihood",
-    "NegativeBinomial", "Poisson", "Quantiles", "StudentT",
-]  # fmt: skip
+    "REGISTRY",
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Hurdle",
+    "Likelihood",
+    "NegativeBinomial",
+    "Poisson",
+    "Quantiles",
+    "StudentT",
+]
 
 REGISTRY: dict[str, type[Likelihood]] = {
     kind.name: kind

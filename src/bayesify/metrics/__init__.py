@@ -6,6 +6,13 @@ from bayesify.metrics.ranking import RejectionCurve, ood, rejection_curve
 from bayesify.metrics.scores import brier, evaluate
 
 __all__ = [
-    "CalibrationCurve", "RejectionCurve", "ReliabilityDiagram", "brier", "calibration_curve", "evaluate", "ood",
-    "rejection_curve", "reliability",
-]  # fmt: skip
+    "CalibrationCurve",
+    "RejectionCurve",
+    "ReliabilityDiagram",
+    "brier",
+    "calibration_curve",
+    "evaluate",
+    "ood",
+    "rejection_curve",
+    "reliability",
+]

@@ -16,9 +16,23 @@ from bayesify.posteriors.walsh_hadamard.posterior import WalshHadamard
 from bayesify.weights.named_parameters import NamedParameters
 
 __all__ = [
-    "REGISTRY", "DrawRequest", "Dropout", "Ensemble", "FullCovariance", "GlobalInducing", "InducingWeights", "KTied",
-    "LocalInducing", "MatrixNormal", "MeanField", "NamedParameters", "Point", "Posterior", "RankOne", "WalshHadamard",
-]  # fmt: skip
+    "REGISTRY",
+    "DrawRequest",
+    "Dropout",
+    "Ensemble",
+    "FullCovariance",
+    "GlobalInducing",
+    "InducingWeights",
+    "KTied",
+    "LocalInducing",
+    "MatrixNormal",
+    "MeanField",
+    "NamedParameters",
+    "Point",
+    "Posterior",
+    "RankOne",
+    "WalshHadamard",
+]
 
 REGISTRY: dict[str, type[Posterior]] = {
     kind.name: kind

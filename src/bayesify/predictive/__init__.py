@@ -6,6 +6,10 @@ from bayesify.predictive.regression import RegressionPredictive
 from bayesify.predictive.transformed import TargetTransform, TransformedPredictive
 
 __all__ = [
-    "ClassificationPredictive", "Outputs", "Predictive", "RegressionPredictive", "TargetTransform",
+    "ClassificationPredictive",
+    "Outputs",
+    "Predictive",
+    "RegressionPredictive",
+    "TargetTransform",
     "TransformedPredictive",
-]  # fmt: skip
+]

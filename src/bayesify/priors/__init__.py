@@ -5,9 +5,17 @@ from bayesify.priors.fixed import AroundNetwork, Gaussian, Neal, Standard
 from bayesify.priors.hierarchical import Scale, SpatialInverseWishart
 
 __all__ = [
-    "REGISTRY", "AroundNetwork", "Gaussian", "Neal", "Prior", "PriorDraw", "Scale", "SpatialInverseWishart", "Standard",
+    "REGISTRY",
+    "AroundNetwork",
+    "Gaussian",
+    "Neal",
+    "Prior",
+    "PriorDraw",
+    "Scale",
+    "SpatialInverseWishart",
+    "Standard",
     "kernel_positions",
-]  # fmt: skip
+]
 
 REGISTRY: dict[str, type[Prior]] = {
     kind.name: kind for kind in (Gaussian, Standard, Neal, AroundNetwork, Scale, SpatialInverseWishart)
