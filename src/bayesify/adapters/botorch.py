@@ -213,7 +213,6 @@ class BoTorchModel(_Model):
         return found
 
     def _rows(self, X: Tensor) -> Tensor:
-        """Inputs of the network, [b q, D]."""
         points = X if self._inputs is None else self._inputs(X)
         return points.reshape(-1, points.shape[-1])
 

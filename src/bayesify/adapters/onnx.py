@@ -174,7 +174,6 @@ def export_onnx(
 
 
 def _example_inputs(x: Inputs) -> tuple[tuple[Tensor, ...], tuple[str, ...]]:
-    """Example inputs in order, and the names of keyword inputs."""
     args, kwargs = checked_inputs(x)
     inputs = tuple(kwargs.values()) if kwargs else args
     if any(not isinstance(value, Tensor) or not value.ndim or value.shape[0] < 2 for value in inputs):
@@ -281,13 +280,11 @@ class _Trial:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the network's inputs in the graph."""
         count = len(self.inputs)
         return self.keys or (("x",) if count == 1 else tuple(f"x{index}" for index in range(count)))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the graph's outputs."""
         return REGRESSION_OUTPUTS if self.likelihood.task == "regression" else CLASSIFICATION_OUTPUTS
 
     @property

@@ -294,8 +294,6 @@ def quantized(model: Any) -> Any:
 
 
 class _Builder:
-    """Nodes and constants of a graph, with generated names."""
-
     def __init__(self, onnx: Any, prefix: str = "bayesify") -> None:
         self.onnx, self.prefix = onnx, prefix
         self.nodes: list[Any] = []

@@ -178,8 +178,6 @@ def compare(
 
 @dataclass
 class _Runs:
-    """The runs of a comparison, their progress, and their results."""
-
     question: Question
     table: ComparedTable
     splits: int
@@ -195,7 +193,6 @@ class _Runs:
         self._reported = monotonic()
 
     def comparison(self, results: Results) -> Comparison:
-        """The comparison computed from the results of runs."""
         methods = self.question.chosen()
         summary = summarize(results, methods, self.table.task)
         unfinished = [name for name in methods for split in range(self.splits) if (name, split) not in results]
@@ -224,7 +221,6 @@ class _Runs:
             return results
 
     def _stored(self) -> dict[tuple[str, int], Mapping[str, Any]]:
-        """Stored results of this comparison's runs."""
         stored = {name: read_result(self.folder, name) for name in self._jobs}
         return self._by_split({name: one[1] for name, one in stored.items() if one and one[0] == self._jobs[name]})
 

@@ -83,7 +83,6 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
 
 
 def _other(key: str, known: Any, wanted: Any) -> str:
-    """Text that says how a setting of the finished runs differs from the wanted setting."""
     if key == "fingerprint":
         return "a different table, or with a different --task, --ignore, --group, --time, --ood or --max-rows"
     if key == "quick":

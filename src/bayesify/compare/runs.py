@@ -87,7 +87,6 @@ def _run(table: ComparedTable, job: Job) -> list[Result]:
 
 
 def _score(table: ComparedTable, job: Job, split: int, trained: SplitModel, seconds: float) -> Result:
-    """Scores, curves and costs of one trained model."""
     parts = table.parts(split, job["seed"])
     preparation = Preparation.of(table.features, parts.fit)
     inputs = preparation(table.features, parts.test)

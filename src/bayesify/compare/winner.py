@@ -70,7 +70,6 @@ def _scored(row: MethodRow, summary: Summary) -> Scored:
 
 
 def _reason(verdict: Verdict, summary: Summary) -> str:
-    """Sentences that give the reason for this network."""
     pick, kept = summary.row(verdict.pick), summary.row(verdict.network or "")
     assert pick is not None
     assert kept is not None

@@ -128,11 +128,7 @@ def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -
 
 
 def _read(owner: str, path: Path, check: Check | None = None) -> Arrays:
-    """The arrays of an `.npz`.
-
-    Raises:
-        ValueError: If the file is not an `.npz`, is too large, or fails the check; the message names the file.
-    """
+    """The arrays of an `.npz`. Raises `ValueError` if the file is not an `.npz`, is too large, or fails the check."""
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
@@ -207,11 +203,7 @@ def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] 
 
 
 def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
-    """Copy the content of an address into a stream.
-
-    Raises:
-        OSError: If the download is incomplete, or larger than any data set.
-    """
+    """Copy the content of an address into a stream. Raises `OSError` if it is incomplete, or larger than any data set."""
     request = urllib.request.Request(source, headers={"User-Agent": "bayesify"})
     with ExitStack() as stack:
         answer = stack.enter_context(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))

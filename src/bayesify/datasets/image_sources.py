@@ -34,17 +34,8 @@ FILE_SHA256: dict[str, str] = SOURCES["files"]
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Download a set, and return its verified arrays.
-
-    Args:
-        name: Name of the set.
-        folder: Folder for the downloaded files; finished files stay there, so that an interrupted download can continue.
-
-    Raises:
-        OSError: If the source cannot be reached.
-        ValueError: If the data are not the expected data.
-        ImportError: If scipy, which reads the files of SVHN, is missing.
-    """
+    """Download a set, and return its verified arrays. Finished files stay in `folder`, so that an interrupted download can
+    continue."""
     if name in ("cifar10", "cifar100"):
         arrays = _cifar(name, folder)
     elif name == "svhn":

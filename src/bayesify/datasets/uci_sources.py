@@ -26,16 +26,8 @@ CLASSIFICATION_FILES, TABLE_SHAPES, CLASSIFICATION_SHA256 = (
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Download a set, and return its arrays, which are not yet verified.
-
-    Args:
-        name: Name of the file: a key of `REGRESSION_SHA256` or of `CLASSIFICATION_FILES`.
-        folder: Folder for the downloaded files; finished files stay there, so that an interrupted download can continue.
-
-    Raises:
-        OSError: If the source cannot be reached.
-        ValueError: If the data are not the expected data.
-    """
+    """Download a set, and return its arrays, which are not yet verified. Finished files stay in `folder`, so that an interrupted
+    download can continue."""
     if name in CLASSIFICATION_FILES:
         file = CLASSIFICATION_FILES[name]
         return read_classification(name, fetch([f"{ARCHIVE_URL}/{file}"], folder / Path(file).name).read_text())

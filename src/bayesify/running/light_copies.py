@@ -280,7 +280,6 @@ class LightCopy:
         return False
 
     def _originals(self) -> dict[int, Any]:
-        """Mapping from the ids of copies to the original modules and containers."""
         originals: dict[int, Any] = {id(pair[1]): pair[0] for pair in self._pairs}
         originals |= {id(clone): module for module, clone in self._scripted}
         return originals | {id(own): container for container, own, _ in self._containers.values()}

@@ -89,7 +89,7 @@ def run_all(engine: Engine, call: Call, arguments: Sequence[tuple[Any, ...]]) ->
         engine.cancel(running)
 
 
-class Processes(Engine):
+class _Processes(Engine):
     """Engine that runs jobs in processes of this machine, with joblib's process pool loky.
 
     At the end, processes are asked to exit, which releases their resources. Only processes with an abandoned job are
@@ -108,15 +108,12 @@ class Processes(Engine):
         )
 
     def capacity(self) -> int:
-        """The number of workers."""
         return self.workers or usable_cores()
 
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        """Submit a job to the pool, and return its future."""
         return self._executor().submit(call, *arguments)
 
     def wait(self, handles: list[Any]) -> Any:
-        """Wait for a future to be done."""
         return next(iter(futures.wait(handles, return_when="FIRST_COMPLETED").done))
 
     def cancel(self, handles: Iterable[Any]) -> None:
@@ -129,10 +126,10 @@ class Processes(Engine):
         super().__exit__(*error)
 
 
-class Dask(Engine):
+class _Dask(Engine):
     """The cluster of the current Dask client or of the configured address; if there is none, processes of this machine."""
 
-    def __enter__(self) -> Dask:
+    def __enter__(self) -> _Dask:
         import dask
         from distributed import Client, LocalCluster, get_client
 
@@ -150,24 +147,21 @@ class Dask(Engine):
         return self
 
     def capacity(self) -> int:
-        """The requested number of workers, or the number of threads of the cluster."""
         return self.workers or sum(self._client.ncores().values())
 
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        """Submit a job to the client, and return its future."""
         return self._client.submit(call, *arguments, pure=False)
 
     def wait(self, handles: list[Any]) -> Any:
-        """Wait for a future to be done."""
         from distributed import wait
 
         return next(iter(wait(handles, return_when="FIRST_COMPLETED").done))
 
 
-class Ray(Engine):
+class _Ray(Engine):
     """The cluster to which Ray is connected, or the cluster of `RAY_ADDRESS`; if there is none, processes of this machine."""
 
-    def __enter__(self) -> Ray:
+    def __enter__(self) -> _Ray:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -183,29 +177,24 @@ class Ray(Engine):
         return self
 
     def capacity(self) -> int:
-        """The requested number of workers, or the number of cores of the cluster."""
         return self.workers or int(self._ray.cluster_resources().get("CPU", 1))
 
     def submit(self, call: Call, arguments: tuple[Any, ...]) -> Any:
-        """Submit a job, and return a reference to its result."""
         return self._remote.remote(call, arguments)
 
     def wait(self, handles: list[Any]) -> Any:
-        """Wait for a result, and return its reference."""
         return self._ray.wait(handles, num_returns=1)[0][0]
 
     def result(self, handle: Any) -> Finished:
-        """The result to which a reference points."""
         finished: Finished = self._ray.get(handle)
         return finished
 
     def cancel(self, handles: Iterable[Any]) -> None:
-        """Cancel tasks."""
         for handle in handles:
             self._ray.cancel(handle, force=True)
 
 
-ENGINES: dict[str, type[Engine]] = {"local": Processes, "dask": Dask, "ray": Ray}
+ENGINES: dict[str, type[Engine]] = {"local": _Processes, "dask": _Dask, "ray": _Ray}
 """Engines by name."""
 
 

@@ -197,7 +197,6 @@ def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str
 
 
 def _references(packed: Any) -> set[str]:
-    """Names of the tensors to which packed data refers."""
     if isinstance(packed, list):
         return set().union(*map(_references, packed))
     if isinstance(packed, dict):

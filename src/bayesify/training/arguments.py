@@ -265,11 +265,6 @@ class Run:
     draws_in_turn: bool = False
     rescales: bool = False
 
-    @property
-    def path(self) -> Path | None:
-        """Path of the checkpoint."""
-        return None if self.checkpoint is None else Path(self.checkpoint.path)
-
 
 @checked
 @dataclass

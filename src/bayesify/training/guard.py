@@ -179,11 +179,9 @@ class Guard:
         return [(slots, torch.cat([self._rows(buffer) for _, _, buffer in slots], 1)) for slots in groups.values()]
 
     def _rows(self, buffer: Tensor) -> Tensor:
-        """A buffer's values with one row per model."""
         return buffer.detach().reshape(len(self.finite), buffer.numel() // len(self.finite))
 
     def _fits(self, now: list[_Group]) -> bool:
-        """Whether the buffers have the same shapes as the stored buffers."""
         return [flat.shape for _, flat in self._kept] == [flat.shape for _, flat in now]
 
     @torch.no_grad()

@@ -68,7 +68,8 @@ class TrainingLoop:
         processes: Processes | None = None,
     ) -> None:
         self.model, self.loader, self.plan, self.settings = model, loader, run, run.settings
-        self.processes, self.path = processes or Processes(), run.path
+        self.processes = processes or Processes()
+        self.path = None if run.checkpoint is None else Path(run.checkpoint.path)
         self.history = History()
         self.position = Position()
         self.best_state: dict[str, Any] | None = None

@@ -304,6 +304,5 @@ def _built(bnn: BayesianNetwork, start: Start) -> list[Posterior]:
 
 
 def _same_tensors(one: nn.Module, other: nn.Module) -> bool:
-    """Whether two modules have the same parameters and buffers."""
     first, second = one.state_dict(), other.state_dict()
     return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())

@@ -148,7 +148,6 @@ def _slope_of_linear(x: Tensor, weight: Tensor | None, grad: Tensor) -> tuple[Te
 
 
 def _activate(part: nn.Module, x: Tensor) -> tuple[Tensor, Slope]:
-    """Outputs of an activation, and its backward pass."""
     known = SLOPES.get(type(part))
     if known is not None and not getattr(part, "inplace", False):
         return part(x), lambda grad: (known(grad, x),)

@@ -130,7 +130,6 @@ def loader_generators_kept(loader: Any) -> Iterator[None]:
 
 
 def _parts(one: Any) -> list[Any]:
-    """Parts of an object that may contain generators."""
     numpy = np.random  # NumPy loads this module on first use
     kinds = (torch.Generator, numpy.Generator, numpy.BitGenerator, numpy.RandomState, random.Random)
     if isinstance(one, (list, tuple, dict)):

@@ -108,7 +108,6 @@ class ModelStack(nn.Module, Trainable):
         self.train(models[0].training)
 
     def _share(self, likelihoods: Sequence[Likelihood]) -> None:
-        """Register shared likelihoods."""
         if not likelihoods or len(self) % len(likelihoods) or not isinstance(self._template[0], BayesianNetwork):
             raise ValueError(
                 f"ModelStack: there are {len(likelihoods)} likelihoods for {len(self)} models of type "
@@ -296,7 +295,6 @@ class ModelStack(nn.Module, Trainable):
     # -- running ---------------------------------------------------------------------------------------------------
 
     def _weights(self) -> list[Tensor]:
-        """Weights of the perceptrons."""
         own: dict[str, Any] = self._buffers | self._parameters
         return [own[key] for key in self._keys]
 
@@ -383,13 +381,10 @@ class ModelStack(nn.Module, Trainable):
         return found
 
     def _values(self) -> dict[str, Tensor]:
-        """Stacked tensors by their names in this module."""
         return {key: getattr(self, key) for key in dict.fromkeys(self._names.values())}
 
 
 class _Options(TypedDict):
-    """Arguments of `terms` that all models share."""
-
     phase: Phase
     num_data: int
     num_draws: int

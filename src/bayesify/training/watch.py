@@ -187,7 +187,6 @@ class Watch:
         self._network = self._totals = None
 
     def _predict_start(self, x: Any) -> Predictive:
-        """Prediction of the starting network."""
         bnn = self._bnn
         assert self._network is not None
         assert bnn is not None
