@@ -221,7 +221,6 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return dict(self._weights)
 
     def _decided(self) -> Road:
-        """The current `Road`, or a new one if the old one no longer fits."""
         road = self._road
         if road is None or not road.leads_through(self):
             road = Road(self)

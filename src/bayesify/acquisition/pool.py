@@ -119,7 +119,6 @@ class _StoredRun:
         self.rounds: list[dict[str, float]] = []
 
     def read(self) -> bool:
-        """Read the file. Returns whether the file exists."""
         if self._path is None:
             return False
         if not Path(self._path).exists():
@@ -135,13 +134,11 @@ class _StoredRun:
         return True
 
     def add(self, indices: Tensor, labels: Tensor) -> None:
-        """Add labels and store them at once."""
         self.labels = torch.cat((self.labels, labels)) if len(self.indices) else labels
         self.indices = torch.cat((self.indices, indices))
         self.write()
 
     def write(self) -> None:
-        """Replace the file."""
         if self._path is not None:
             tensors = {"indices": self.indices, "labels": self.labels}
             tensor_files.write(self._path, "pool", {"settings": self._settings, "rounds": self.rounds}, tensors)

@@ -139,7 +139,6 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
 def _greedy(
     log_probs: Tensor, size: int, num_configurations: int, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor]:
-    """`batch_bald`, computed from log-probabilities [S, N, C]."""
     log_probs = log_probs.clamp_min(-1e3)  # labels that no draw allows get zero weight
     num_draws, _, classes = log_probs.shape
     noise = _entropy(log_probs.exp()).mean(0)  # [N]

@@ -303,7 +303,6 @@ def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Micr
 def _chains(
     bnn: BayesianNetwork, sampler: Microcanonical, shapes: dict[str, tuple[int, ...]], kept: Tensor, densities: Tensor
 ) -> Chains:
-    """A predictor made from positions [C, T, P] and log densities [C, T]."""
     flat = (kept * sampler.scale).flatten(0, 1)  # [C T, P]
     parts = flat.split([math.prod(shape) for shape in shapes.values()], dim=1)
     weights = {name: part.reshape(-1, *shape) for (name, shape), part in zip(shapes.items(), parts, strict=True)}

@@ -121,7 +121,6 @@ def general_squares(
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    """Reshape numbers [B] so that they multiply the first axis of a tensor."""
     return numbers.to(value).view(-1, *[1] * (value.ndim - 1))
 
 
@@ -276,7 +275,6 @@ class TrainerUpdate(Update):
         self.trainer, self.epochs, self.schedule, self.rate = trainer, epochs, schedule, trainer.learning_rate
 
     def identity(self) -> dict[str, Any]:
-        """See `Update`."""
         schedule = None if self.schedule is None else f"{describe_schedule(self.schedule)} over {self.epochs} epochs"
         return {"update": self.trainer.config() | {"schedule": schedule}}
 
@@ -316,7 +314,6 @@ class LayerwiseTrainer(NaturalGradient):
         self._optimizer = torch.optim.Adam(self._points, lr=point_learning_rate) if self._points else None
 
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
-        """See `NaturalGradient`."""
         return options | {"update": _LayerwiseSteps(self, update.epochs, update.schedule)}
 
     # -- one step --------------------------------------------------------------------------------------------------
@@ -434,7 +431,6 @@ class LayerwiseTrainer(NaturalGradient):
         return known[name] / (1 - decay ** (self.steps if times is None else times))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that a step changes except the network, as nested data with tensors."""
         return {
             "moments": self.moments,
             "steps": self.steps,
@@ -443,7 +439,6 @@ class LayerwiseTrainer(NaturalGradient):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
         device = next(self.bnn.posteriors.parameters()).device
         self.moments = pytree.tree_map(lambda value: value.to(device), state["moments"])
         self.steps, self.mean_weight = state["steps"], state["mean_weight"]
@@ -452,8 +447,6 @@ class LayerwiseTrainer(NaturalGradient):
 
 
 class _LayerwiseSteps(TrainerUpdate):
-    """Adapter with which `fit` calls the `step` of a trainer."""
-
     takes_steps = True
 
     def take_step(self, batch: Batch, *, generator: torch.Generator, share: float) -> float:
@@ -480,7 +473,6 @@ def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float
 
 
 def _check_mean_field(owner: str, part: MeanField) -> None:
-    """Raise `ValueError` unless the parameters are the plain means and log standard deviations of all weights."""
     if part.max_std is not None:
         raise ValueError(
             f"{owner}: MeanField(max_std={part.max_std}) is not supported; omit max_std, because the prior already bounds "

@@ -166,8 +166,6 @@ def _largest_curvature(bnn: BayesianNetwork, batch: Batch, groups: Sequence[dict
 
 
 class _Keeping(Update):
-    """Keeps some of the chain's weights as draws."""
-
     def __init__(
         self, values: Mapping[str, Tensor], num_draws: int, steps: int, cycle_steps: int, explore: float
     ) -> None:
@@ -184,7 +182,6 @@ class _Keeping(Update):
         self.steps += 1
 
     def draws(self, bnn: BayesianNetwork) -> Draws:
-        """The kept weights as draws of a network."""
         weights = {name: torch.stack([draw[name] for draw in self.kept]) for name in self.values}
         unknown = next(iter(weights.values())).new_full((len(self.kept),), float("nan"))
         return Draws(Runner(bnn.network, bnn.weights).snapshot(), weights, unknown)

@@ -317,7 +317,6 @@ class SWAG(Drawable):
         return [{**group, "lr": rate * (spread if id(group["params"][0]) in ids else rest)} for group in groups]
 
     def _compare(self, start: Score | None, batches: Sequence[Batch]) -> None:
-        """Warn if the mean of the iterates predicts worse than the network did before training."""
         if start is None or not self.count or tracking_layers(self.network):
             return
         now = self._score(batches, self.mean_network().eval())
@@ -437,7 +436,6 @@ class SWAG(Drawable):
         loader: Iterable[Any],
         read_batch: BatchReader | None = None,
     ) -> list[dict[str, Tensor]]:
-        """For each draw, batch statistics computed from the whole loader."""
         check_repeatable(loader)
         batches = (parse_batch(item, read_batch) for item in loader)
         return statistics_of(runner, weights, tracking_layers(self.network), batches)
@@ -602,7 +600,6 @@ class _Iterating(Trainable):
 
 
 def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momentum: float, rate: float) -> Any:
-    """The user's optimizer for the groups of parameters, or SGD."""
     found = groups(rate)
     return make(found) if make is not None else torch.optim.SGD([{**one, "momentum": momentum} for one in found], rate)
 
@@ -613,8 +610,6 @@ def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
 
 
 class _Collecting(Update):
-    """Collects iterates while the network trains."""
-
     def __init__(self, swag: SWAG, collect_every: int | None, skip_epochs: int) -> None:
         self.swag, self.every, self.skip = swag, collect_every, skip_epochs
         self.steps = self.epochs = 0

@@ -41,7 +41,6 @@ def choose_centers(x: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _spread_out(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Rows far from each other: [count, D]."""
     chosen = rows[torch.randint(len(rows), (1,), generator=generator).to(rows.device)]
     nearest = (rows - chosen).square().sum(-1)
     found = [chosen]

@@ -115,7 +115,6 @@ class Box(Context):
         return _like(x, key, torch.addcmul(low, width, uniform))
 
     def _ends_of_batch(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower end and width of the box of a batch; see the class."""
         if not like.is_floating_point():
             raise ValueError(
                 f"Box: inputs have type {like.dtype}, but a box contains real numbers; give "
@@ -299,13 +298,11 @@ class MissingContext(Context):
         self.was, self.n = was, int(was.get("n", 1)) if isinstance(was, dict) else 1
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """Raises `ValueError`."""
         raise ValueError(
             f"FunctionSpaceVI: the inputs of the context ({self.was}) are not in the file; set model.context to continue training"
         )
 
     def config(self) -> dict[str, Any]:
-        """Plain data of the original context."""
         return dict(self.was)
 
 

@@ -238,14 +238,12 @@ class UnknownPrior(FunctionPrior):
         self.was = name  # kind of the original prior
 
     def moments(self, args: Args, kwargs: Kwargs, outputs: Tensor, kind: Covariance) -> tuple[Tensor, Tensor]:
-        """Raises `ValueError`."""
         raise ValueError(
             f"FunctionSpaceVI: the model was loaded without its prior ({self.was}), because a file cannot store code; "
             "set model.prior again"
         )
 
     def config(self) -> dict[str, Any]:
-        """The kind of the original prior."""
         return {"name": self.was}
 
 

@@ -173,7 +173,6 @@ class FunctionSpaceVI(Drawable, Trainable):
         return found if torch.is_grad_enabled() else {name: mean.detach() for name, mean in found.items()}
 
     def _variances(self) -> dict[str, Tensor]:
-        """Variances of the weights that are linearized."""
         found = {name: value for part in self.bnn.posteriors for name, value in part.variance().items()}
         units = self.bnn.layout.units
         return {
@@ -226,7 +225,6 @@ class FunctionSpaceVI(Drawable, Trainable):
         return mean, found.T if kind == "diagonal" else found
 
     def _rows(self, args: Args, kwargs: Kwargs, means: Mapping[str, Tensor], memory: int) -> int:
-        """Number of examples whose linearization fits in the memory budget."""
         if batch_size(args, kwargs) == 0:
             raise ValueError("FunctionSpaceVI: the batch is empty; give at least one example")
         shapes = tuple(tuple(value.shape[1:]) for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
@@ -456,7 +454,6 @@ class FunctionSpaceVI(Drawable, Trainable):
 
 
 def _check_network(bnn: BayesianNetwork) -> None:
-    """Raise `ValueError` if the weights are not independent Gaussians under the posterior, or if the prior's scale is random."""
     for part in bnn.posteriors:
         if not isinstance(part, INDEPENDENT_POSTERIORS):
             raise ValueError(
@@ -466,7 +463,6 @@ def _check_network(bnn: BayesianNetwork) -> None:
 
 
 def _check_trainable(bnn: BayesianNetwork) -> None:
-    """Raise `ValueError` if a layer with a posterior cannot be differentiated twice by torch."""
     for name in bnn.weights:
         if isinstance(owner_of(bnn.network, name)[0], nn.EmbeddingBag):
             raise ValueError(

@@ -362,7 +362,6 @@ class Jacobians:
 
 
 def _check_apart(outputs: Tensor, alone: Tensor) -> None:
-    """Raise `ValueError` unless the first example has the same output alone as in the batch."""
     tolerance = RULE_TOLERANCE.get(outputs.dtype, 0.1) / 4  # outputs have smaller rounding errors than derivatives
     if not bool((alone[0] - outputs[0]).abs().amax() <= tolerance * outputs[:1].abs().amax() + 1e-6):
         raise ValueError(
@@ -485,7 +484,6 @@ def _load_forward_rules() -> None:
 
 
 def _shapes(args: Args, kwargs: Kwargs) -> Any:
-    """Shapes of one example's inputs, and their types."""
     leaves = pytree.tree_leaves((args, dict(kwargs)))
     return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
 

@@ -93,7 +93,6 @@ class LinearRule(Rule):
         return gather_products(g.movedim(2, -1), kept.transpose(1, 2), rows, cols)
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and gradients at each position."""
         return kept, self._at_positions(g)
 
     @staticmethod
@@ -130,7 +129,6 @@ class ConvRule(Rule):
         return padded.as_strided(shape, (*strides[:2], *windows, *steps), padded.storage_offset())
 
     def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
-        """The gradient, computed for each group as one product of gradients and patches."""
         groups, (kernels, batch) = self.module.groups, g.shape[:2]
         sizes = tuple(g.shape[3:])
         columns = self.patches(kept, sizes).reshape(batch, groups, -1, math.prod(sizes))  # [B, G, c k, P]
@@ -159,13 +157,11 @@ class ConvRule(Rule):
         return gather_products(g, seen, rows, place_of)
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Patches and gradients at each position; `None` for transposed convolutions and convolutions with groups."""
         if not self.has_factors:
             return None
         return self.positions(kept, g[0]), as_float(g).flatten(3).transpose(2, 3)
 
     def positions(self, kept: Tensor, outputs: Tensor) -> Tensor:
-        """The window of each output position."""
         sizes = tuple(outputs.shape[2:])
         return self.patches(kept, sizes).reshape(kept.shape[0], -1, math.prod(sizes)).transpose(1, 2)
 
@@ -184,7 +180,6 @@ class TransposedConvRule(ConvRule):
         return F.pad(g, [side for size in reversed(self.module.padding) for side in (size, size)])
 
     def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
-        """The gradient, computed for each group and vector as one product."""
         groups, batch, sizes = self.module.groups, kept.shape[0], tuple(kept.shape[2:])
         rows = kept.reshape(batch, groups, -1, math.prod(sizes))  # [B, G, c_in, P]
         found = []
@@ -214,7 +209,6 @@ class LookupRule(Rule):
         return inputs.reshape(inputs.shape[0], -1)
 
     def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
-        """Gradients at all positions, added up for each row of the table."""
         g = self.without_padding(kept, g)  # [K, B, T, D]
         table = g.new_zeros(g.shape[0], g.shape[1], self.module.num_embeddings, g.shape[-1])
         index = kept.unsqueeze(-1).expand(g.shape)
@@ -260,7 +254,6 @@ class NormRule(Rule):
         return self._bias(g * kept)
 
     def _bias(self, g: Tensor) -> Tensor:
-        """Gradients summed over the positions that share a scale or a shift."""
         if isinstance(self.module, (_BatchNorm, nn.GroupNorm)):
             return g.flatten(3).sum(-1) if g.ndim > 3 else g
         return g.reshape(*g.shape[:2], -1, *self.module.normalized_shape).sum(2)

@@ -29,7 +29,6 @@ class DifferentiableLayers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Replaces calls of `conv1d`, `conv2d`, `conv3d` and `batch_norm`."""
         kwargs = kwargs or {}
         if func is torch.batch_norm and not kwargs and not args[5] and args[3] is not None:
             x, weight, bias, mean, variance, _, _, eps, *_ = args
@@ -73,8 +72,6 @@ def _each(value: int | Sequence[int], dims: int) -> list[int]:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution; see the docstring of this module."""
-
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, options: tuple[Any, ...], layers: DifferentiableLayers

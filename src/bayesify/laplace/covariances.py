@@ -171,7 +171,6 @@ class FullCovariance(WeightCovariance):
         return gradient @ self._eigen[1]
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        """Covariances, computed by triangular solves or, for several factors, by products with the eigenvectors."""
         if factors is None:
             white = self._whitened(gradients)  # [B, K, S]
             return white @ white.mT.contiguous()  # batched products with transposed views are slow on ARM
@@ -196,7 +195,6 @@ class FullCovariance(WeightCovariance):
         return self._eigen[1][matrix_order(self.subset, self.layer).T.to(self.prior.device)]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Covariances as products of whitened rows or, for several factors, of rows in the eigenbasis."""
         if factors is not None and not self.diagonalize():
             return torch.cat([self.rescaled(factor).across_positions(a) for factor in factors])
         basis = self._whitening if factors is None else self._eigen_by_columns
@@ -218,29 +216,24 @@ class FullCovariance(WeightCovariance):
         return white.T.reshape(rows.shape).movedim(1, 0)
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """The joint covariance, computed as one product of whitened rows."""
         white = self._whitened(gradients).flatten(0, 1)
         return white @ white.T
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws, computed by triangular solves with the transposed factor."""
         noise = self.noise(num_draws, len(self.prior), generator=generator)
         drawn: Tensor = torch.linalg.solve_triangular(self._factor.T, noise.T, upper=True)
         return drawn.T
 
     def dense(self) -> Tensor:
-        """The inverse of the precision, from its factor."""
         return torch.cholesky_inverse(self._widened(self._factor)).to(self._factor)
 
     def log_det_ratio(self) -> Tensor:
-        """The log ratio, computed from the eigenvalues if they are known, otherwise from the factor."""
         if "_eigen" in self.__dict__ or len(self.prior) <= 512:
             return (self._eigen[0] / self.factor).log1p().sum()
         factor, prior = self._widened(self._factor.diagonal()), self._widened(self.prior)
         return (2 * factor.log().sum() - (self.factor * prior).log().sum()).to(self.prior)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All entries of H, although H is symmetric."""
         return {"curvature": self.curvature}
 
 
@@ -281,11 +274,9 @@ class MarginalCovariance(FullCovariance):
         return padded
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of all weights, cut to the subset."""
         return super().draw(num_draws, generator)[:, self._index]
 
     def dense(self) -> Tensor:
-        """The rows and columns of the whole covariance that belong to the subset."""
         return super().dense()[self._index][:, self._index]
 
 
@@ -333,7 +324,6 @@ class KroneckerCovariance(WeightCovariance):
         return values[0]
 
     def diagonalize(self) -> bool:
-        """Diagonalize the curvature layer by layer."""
         return self._eigen is not None
 
     @cached_property
@@ -417,13 +407,11 @@ class KroneckerCovariance(WeightCovariance):
         return a.to(self.prior), None, [self.layer.to_matrix(one) for one in found]
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Variances in the eigenbasis of G, computed from sums of squared inputs in the eigenbasis of A."""
         turned, basis, spreads = self._last_layer(a.flatten(0, 1), factors)
         squares = turned.square()
         return [SharedBasis(squares @ spread.T, basis) for spread in spreads]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
-        """Covariances in the eigenbasis of G, computed from products of inputs in the eigenbasis of A."""
         turned, basis, spreads = self._last_layer(a, factors)
         found = []
         for spread in spreads:
@@ -433,7 +421,6 @@ class KroneckerCovariance(WeightCovariance):
         return torch.stack(found)
 
     def joint(self, gradients: Gradients) -> Tensor:
-        """The joint covariance, summed weight by weight and layer by layer."""
         vectors, batch = gradients.shape
         total = self.prior.new_zeros(batch * vectors, batch * vectors)
         for part, rows in self._rows(gradients):
@@ -445,7 +432,6 @@ class KroneckerCovariance(WeightCovariance):
         return total
 
     def draw(self, num_draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws of noise in each eigenbasis, rotated back to the weights."""
         noise = self.subset.split(self.noise(num_draws, len(self.prior), generator=generator))
         found = {name: noise[name] * self._spread(name).sqrt() for name in self.diagonal}
         for index, block in enumerate(self.blocks):
@@ -488,7 +474,6 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def dense(self) -> Tensor:
-        """All blocks in one matrix, in the order of the subset."""
         total = self.prior.new_zeros(len(self.prior), len(self.prior))
         places = self.subset.split(torch.arange(len(self.prior), device=self.prior.device))
         for name in self.diagonal:
@@ -501,8 +486,6 @@ class KroneckerCovariance(WeightCovariance):
         return total
 
     def variances(self) -> Tensor:
-        """Variances of the weights. For a block, they are the squares of the eigenvectors times the variances in the
-        eigenbasis."""
         found = {name: self._spread(name) for name in self.diagonal}
         for index, block in enumerate(self.blocks):
             _, out_vectors, in_vectors = self._eigen[index]
@@ -511,7 +494,6 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names])
 
     def log_det_ratio(self) -> Tensor:
-        """The log ratio, summed over the independent weights and over the eigenvalues of each block."""
         parts = [(curvature, self._prior_of[name]) for name, curvature in self.diagonal.items()]
         parts += [(eigen[0], block.prior) for eigen, block in zip(self._eigen, self.blocks, strict=True)]
         return torch.stack([(curvature / (self.factor * prior)).log1p().sum() for curvature, prior in parts]).sum()

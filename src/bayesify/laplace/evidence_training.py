@@ -42,7 +42,6 @@ class LayerwiseGaussian(Prior):
         self.precisions = precisions  # by weight name; not copied
 
     def std_of(self, weight: Weight) -> float:
-        """The inverse square root of the weight's precision."""
         return float(self.precisions[weight.name] ** -0.5)
 
 

@@ -119,7 +119,6 @@ every target exactly and has no residuals."""
 
 
 def _matrices(covariance: Covariance) -> Tensor:
-    """Covariances over the outputs of each example, converted to matrices [B, O, O]."""
     return covariance.dense() if isinstance(covariance, Spread) else covariance
 
 
@@ -135,7 +134,6 @@ def _parts_of(
 
 
 def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weight]:
-    """Return the given weights, or raise `ValueError` if they cannot have a posterior."""
     if not weights:
         raise ValueError("Laplace: every parameter of the network is frozen; unfreeze at least one parameter")
     for name in weights:
@@ -147,7 +145,6 @@ def _check_weights(net: nn.Module, weights: dict[str, Weight]) -> dict[str, Weig
 
 
 def _check_choices(covariance: Structure, curvature: Curvature, marginal: bool, sampled: bool) -> None:
-    """Raise `ValueError` for arguments that exclude each other."""
     if marginal and covariance != "full":
         raise ValueError(f"Laplace: marginal=True does not work with covariance={covariance!r}; use covariance='full'")
     if sampled and curvature == "empirical":
@@ -343,7 +340,6 @@ class Laplace(Drawable):
         return self
 
     def _report_untrained(self) -> None:
-        """Warn if the network hardly beats a constant guess on its own training data."""
         remedy = "train the network first, which Laplace does not do; check inputs and targets"
         self.findings = tuple(replace(finding, remedy=remedy) for finding in learned_little(self.data.score()))
         for finding in self.findings:
@@ -374,7 +370,6 @@ class Laplace(Drawable):
         self._widen_noise(examples)
 
     def _is_whole(self, subset: Subset) -> bool:
-        """Whether all trainable weights are chosen."""
         return subset.size == Subset.trained(self.network, self.weights).size
 
     def _whole_rows(self, examples: Examples, count: int) -> list[Batch]:
@@ -486,8 +481,6 @@ class Laplace(Drawable):
             self._leave_labels_out(examples)
 
     def _check_sampling(self, checkpoint: str | Path | None) -> None:
-        """Raise `ValueError` if there is a checkpoint without `covariance="sampled"`, or if several processes would
-        make draws."""
         if checkpoint is not None and self.covariance != "sampled":
             raise ValueError("Laplace.fit: checkpoint works only with covariance='sampled'; leave checkpoint out")
         if self.covariance == "sampled" and float(sum_over_processes(torch.ones(()))) > 1:
@@ -496,7 +489,6 @@ class Laplace(Drawable):
             self.base_precision = 1.0
 
     def _check_memory(self, size: int) -> None:
-        """Raise `ValueError` if a covariance over `size` weights does not fit into the memory budget."""
         if self.covariance != "sampled":
             check_budget(self.covariance, size, self.weights, self.dtype, self.memory)
             return
@@ -633,7 +625,6 @@ class Laplace(Drawable):
         )
 
     def _draws_remark(self, error: float, rate: float) -> str:
-        """Summary of the draws and their errors, for `repr`."""
         _, posterior = self.fitted()
         assert isinstance(posterior, SampledCovariance)
         count = len(posterior.draws)
@@ -649,7 +640,6 @@ class Laplace(Drawable):
         return ", ".join([*facts, f"relative error {error:.2g}"])
 
     def _draws_settings(self, subset: Subset) -> dict[str, Any]:
-        """Settings that must be the same in a continued run."""
         return {
             "draws": asdict(self.sampling),
             "seed": self.seed,
@@ -741,7 +731,6 @@ class Laplace(Drawable):
         )  # fmt: skip
 
     def _check_whole(self, subset: Subset) -> None:
-        """Raise `ValueError` if only some entries of a weight are chosen, because Kronecker factors need whole weights."""
         everything = Subset.trained(self.network, self.weights)
         for name in subset.names:
             if subset.count(name) < everything.count(name):
@@ -801,7 +790,6 @@ class Laplace(Drawable):
         return self.outputs_per_example > linearized.MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
-        """The relative errors that come from sampling the outputs, for `repr`."""
         count, error = self._num_vectors, math.sqrt(0.5 / linearized.NUM_DIRECTIONS)
         directions = f"predicted standard deviations {error:.2g}"
         if count is None:
@@ -833,7 +821,6 @@ class Laplace(Drawable):
     def _covariance_from(
         self, curvature: Mapping[str, Tensor], subset: Subset, factor: float = 1.0
     ) -> WeightCovariance:
-        """The Gaussian over a subset, made from the tensors of a curvature of this structure."""
         if self.covariance == "sampled":
             return SampledCovariance(subset, curvature["draws"], curvature["prior"], factor)
         curved = self._curved(subset)
@@ -1019,7 +1006,6 @@ class Laplace(Drawable):
         return self.likelihood.closed_form(gaussian, link or self.link)
 
     def _output_gaussian(self, x: Any, budget: int) -> tuple[Tensor, Covariance]:
-        """Means and covariances of the outputs of a batch."""
         network = self._linearized()
         found: list[tuple[Tensor, list[Any]]] | None = None
         if self._is_sampled(x):
@@ -1041,7 +1027,6 @@ class Laplace(Drawable):
         return LinearizedNetwork(self._jacobians(subset.names), posterior, self.likelihood, self.dtype)
 
     def _is_sampled(self, x: Any) -> bool:
-        """Whether draws approximate the covariance of a batch's outputs."""
         if self.covariance == "sampled":
             return True
         return self._samples_outputs and self._linearized().feature_cost(x) is None
@@ -1130,7 +1115,6 @@ class Laplace(Drawable):
         return self._evidence(self.fitted()[1])
 
     def _evidence(self, posterior: WeightCovariance) -> Tensor:
-        """`log_evidence` for another Gaussian over the chosen weights."""
         mean = posterior.curved.take(self.values).to(self.dtype)
         penalty = 0.5 * (posterior.factor * posterior.prior * mean.square()).sum()
         return self.data.log_likelihood - penalty - 0.5 * posterior.log_det_ratio()
@@ -1209,7 +1193,6 @@ class Laplace(Drawable):
         return chosen
 
     def _evidences(self, factors: list[float]) -> list[float]:
-        """Log evidences for factors on the prior precisions."""
         _, posterior = self.fitted()
         posterior.diagonalize()
         return [float(self._evidence(posterior.rescaled(factor))) for factor in factors]

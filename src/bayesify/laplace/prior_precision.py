@@ -68,7 +68,6 @@ def stands_alone(weights: Mapping[str, Weight], chosen: Iterable[str]) -> bool:
 
 
 def _depth(weights: Mapping[str, Weight], chosen: Iterable[str]) -> int:
-    """Number of linear maps with a chosen weight."""
     names = set(chosen)
     layers = group_layers(weights.values())
     return sum(any(part.fan_in and part.name in names for part in layer.weights) for layer in layers)

@@ -592,7 +592,6 @@ class Equations:
         return total.mul_(root).addcdiv_(z, root, value=self.factor)
 
     def _minibatches(self) -> Iterator[list[tuple[Batch, Inputs]]]:
-        """An endless stream of minibatches, from repeated passes over the data."""
         while True:
             yield from self._epoch(DataTerm())
 
@@ -862,7 +861,6 @@ class DrawSolver:
 
 
 def _norms(vectors: Tensor) -> Tensor:
-    """Euclidean norms of rows: [g, 1]."""
     found: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
     return found
 

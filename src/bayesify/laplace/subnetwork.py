@@ -130,7 +130,6 @@ class _OfSize(Selector):
         self.choose = choose
 
     def count(self, candidates: Candidates) -> int:
-        """`size`. If `size` is a share, the result is this share of the number of weights that can be chosen, but at least 1."""
         total = candidates.free
         if isinstance(self.size, float):
             return max(1, round(self.size * total))
@@ -198,7 +197,6 @@ class _Entries(Selector):
 
 
 def _of_weights(candidates: Candidates, names: Collection[str]) -> Tensor:
-    """Indices of all entries of some weights."""
     parts, start = [], 0
     for name, weight in candidates.weights.items():
         if name in names:

@@ -222,7 +222,6 @@ class NumberLikelihood(Likelihood):
         return type(self).split(as_float(outputs), **self.numbers())
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        """The shape of the outputs, but with one entry per target on the last axis."""
         each, found = self.outputs_per_target, outputs.shape[-1]
         if found % each:
             raise ValueError(
@@ -239,11 +238,9 @@ class NumberLikelihood(Likelihood):
         return (*outputs.shape[:-1], found // each) if each > 1 else tuple(outputs.shape)
 
     def check_values(self, outputs: Tensor, y: Tensor) -> None:
-        """Raise `ValueError` for targets that are not possible values of the family."""
         self.family.check_targets(y)
 
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log-density, or log-probability, of each entry."""
         return self.family.log_density(y, *self.components(outputs))
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -259,7 +256,6 @@ class NumberLikelihood(Likelihood):
         return fixed + weight * (density - fixed) + (beside - beside.detach())
 
     def predictive(self, outputs: Outputs) -> RegressionPredictive:
-        """A mixture, over draws, of the family's distributions."""
         numbers = {name: value.detach().clone() for name, value in self.numbers().items()}
         return RegressionPredictive(outputs, partial(_split, type(self).split, numbers), self.family)
 

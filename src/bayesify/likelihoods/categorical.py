@@ -87,7 +87,6 @@ class Categorical(Likelihood):
 
     @property
     def _axis(self) -> int:
-        """Axis of the classes in outputs [S, B, ...] with an axis of draws."""
         return self._class_axis if self._class_axis < 0 else self._class_axis + 1
 
     def _classes_last(self, outputs: Tensor) -> Tensor:

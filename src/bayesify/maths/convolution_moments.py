@@ -112,8 +112,6 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Plan for assembling the matrix of all pairs of kernel positions."""
-
     lags: tuple[Offset, ...]  # half of the lags between kernel positions; the other half have the opposite sign
     order: Tensor  # index of each pair's lag in the list of `lags` followed by their opposites
     boxes: tuple[_Box, ...]  # all distinct boxes that the windows of pairs exclude from the full correlations
@@ -262,7 +260,6 @@ class _Lagged(Function):
 
 
 def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    """Numbers [M], reshaped to multiply the first axis of a tensor."""
     return numbers.view(-1, *[1] * (value.ndim - 1))
 
 
@@ -298,7 +295,6 @@ def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
 def _factors(
     boxes: Sequence[_Box], starts: dict[tuple[int, bool], int], sides: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """The two maps that each box correlates, as views of the border strips."""
     order = {key: index for index, key in enumerate(starts)}
     found = []
     for box in boxes:

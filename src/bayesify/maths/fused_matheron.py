@@ -78,7 +78,6 @@ def positions_outside(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
 
 
 def _columns(rest: Tensor, count: int) -> Tensor:
-    """The first `count` columns of a matrix, padded with zeros if it has fewer."""
     return F.pad(rest, (0, count - rest.shape[-1])) if rest.shape[-1] < count else rest[..., :count]
 
 

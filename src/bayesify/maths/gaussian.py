@@ -132,7 +132,6 @@ def _joined(means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]
 
 
 def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
-    """Vectors [..., P] split into the shapes of tensors."""
     parts = flat.split([value.numel() for value in like], -1)
     return [part.unflatten(-1, value.shape) for part, value in zip(parts, like, strict=True)]
 

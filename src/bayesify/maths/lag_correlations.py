@@ -223,7 +223,6 @@ def _maps(
 
 
 def _scaled(maps: Tensor, scale: Tensor | None) -> Tensor:
-    """Contiguous copy of maps, with each example scaled."""
     if scale is None:
         return maps.contiguous()
     return torch.mul(maps, scale.view(-1, *[1] * (maps.ndim - 1)), out=maps.new_empty(maps.shape))
@@ -260,7 +259,6 @@ def _half_weights(size: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _weights(sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`_half_weights` for all frequencies of a map, [F]."""
     return _half_weights(sizes[0]).repeat_interleave(math.prod(sizes[1:])).to(device, dtype)
 
 

@@ -122,7 +122,6 @@ def _stack_pays(blocks: Sequence[Augmented]) -> bool:
 
 
 def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
-    """`factorize` with all matrices of a side in one tensor."""
     size = max(max(block.d_row.shape[-1], block.d_col.shape[-1]) for block in blocks)
     sides = [[z for block in blocks for z in block.z_row], [z for block in blocks for z in block.z_col]]
     stacked = [_Stacked.apply(size, *side) for side in sides]
@@ -166,13 +165,11 @@ class _Stacked(Function):
 
 
 def _cut(stacked: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The tensor of each group, cut out of a padded stack."""
     parts = stacked.split([shape[0] for shape in shapes])
     return [part[:, : shape[1], : shape[2]] for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tensor:
-    """The tensor with its last axes padded with zeros to a size."""
     rest = size - value.shape[-1]
     return F.pad(value, (0, rest) * axes, value=fill) if rest else value
 
@@ -384,5 +381,4 @@ def _aligned(like: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _rounded(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy of a tensor in another dtype, with aligned rows."""
     return value if value.dtype == dtype else _aligned(value, dtype).copy_(value)

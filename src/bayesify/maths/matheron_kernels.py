@@ -149,7 +149,6 @@ def reach_kernel(
 
 @triton.jit
 def _summed(parts, row, draw, num_draws, at, SIZE: tl.constexpr):
-    """Sum of the parts of a matrix that has U's size."""
     first = _read(row, 18)
     total = tl.zeros(at.shape, tl.float32)
     for part in range(first, first + _read(row, 19)):

@@ -81,7 +81,6 @@ class SeededNoise(NoiseSource):
         self.value = value
 
     def seed(self, device: torch.device) -> Tensor:
-        """See `NoiseSource`."""
         return self.value
 
 
@@ -101,29 +100,23 @@ class StackedNoise(NoiseSource):
         self.sources, self.index = sources, index
 
     def generators(self) -> list[torch.Generator]:
-        """See `NoiseSource`."""
         sources = [self.sources] if isinstance(self.sources, NoiseSource) else self.sources
         return [generator for source in sources for generator in source.generators()]
 
     def by_kernel(self, like: Tensor) -> bool:
-        """Whether each model's own source uses kernels; see `NoiseSource.by_kernel`."""
         source = self.sources if isinstance(self.sources, NoiseSource) else self.sources[0]
         return source.by_kernel(like)
 
     def normal(self, count: int, like: Tensor) -> Tensor:
-        """See `NoiseSource`."""
         return self._each(lambda source, many: source.normal(many * count, like).view(many, count))
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
-        """See `NoiseSource`."""
         return self._each(lambda source, many: source.uniform(many * count, device).view(many, count))
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
-        """See `NoiseSource`."""
         return self._each(lambda source, many: torch.stack([source.permutation(count, device) for _ in range(many)]))
 
     def gamma(self, shape: Tensor) -> Tensor:
-        """See `NoiseSource`."""
         return self._each(lambda source, many, shapes: source.gamma(shapes), shape)
 
     def _each(self, make: Callable[..., Tensor], *arguments: Tensor) -> Tensor:

@@ -106,7 +106,6 @@ def _rows(x: Tensor, targets: Tensor, geometry: Geometry, bias: bool) -> Tensor:
 
 
 def _scaled(found: Tensor, precision: Tensor, start: int, outputs: int) -> Tensor:
-    """Some columns of a matrix [M, *o, ...] in float32, multiplied by each example's precision: [M, *o, R]."""
     from bayesify.maths.patch_kernels import scale_kernel
 
     out, wide = precision.new_empty(*found.shape[:-1], outputs), next_power_of_two(outputs)
@@ -135,5 +134,4 @@ def _folded(found: Tensor, precision: Tensor, geometry: Geometry, shape: torch.S
 
 
 def _steps(geometry: Geometry) -> tuple[int, ...]:
-    """Stride, dilation and padding before the map, in each axis."""
     return (*geometry.stride, *geometry.dilation, *(pad[0] for pad in geometry.padding))

@@ -68,7 +68,6 @@ class RegressionFactors:
     careful: str | None = None
 
     def _wide(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The matrices `gram` and `cross` in float64, and the identity matrix."""
         gram, cross = widened(self.gram), widened(self.cross)
         return gram, cross, torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
 

@@ -135,8 +135,6 @@ class TiedPlan:
 
 
 def _steps(size: tuple[int, ...], stride: tuple[int, ...], rows: int, lookup: bool) -> tuple[int, list[int]]:
-    """The number of columns of a matrix, and a list: the distance between rows, the number of positions per channel, the distance
-    between channels, and the distance between positions."""
     if lookup:
         return size[0], [stride[1], 1, stride[0], 0]
     width = math.prod(size) // rows

@@ -141,8 +141,6 @@ def resnet50(variant: Variant = "cifar", num_classes: Count = 10, in_channels: C
 
 
 class _NarrowBlock(nn.Module):
-    """Two convolutions, each followed by a ReLU, and a shortcut in parallel."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)

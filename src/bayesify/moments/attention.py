@@ -109,12 +109,10 @@ class AttentionWeights(Moments):
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Raise `NoRule` for every function."""
         raise NoRule("a function of the attention weights (the second output of attention) is not supported")
 
 
 def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: float) -> tuple[Moments, Tensor]:
-    """The moments of the outputs, and the attention weights that are computed from the means."""
     random = [
         nonlinear(value_of(part), "attention") if isinstance(part, Moments) else None for part in (query, key, value)
     ]

@@ -111,7 +111,6 @@ def _mapped(
     products: float,
     doubt: int,
 ) -> Moments:
-    """The outputs of a layer whose weights or bias add noise."""
     value = value_of(x) if isinstance(x, Moments) else None
     node = Node(
         found.shape, () if value is None else (value.node,), push if value is not None else None, noise, products
@@ -480,7 +479,6 @@ def _normalize(
         return units if factor is None else units * factor
 
     def push(change: Tensor) -> Tensor:
-        """Subtract a change's mean and its component along z, and scale the result."""
         change = change.reshape(shape)
         change = change - change.mean((-2, -1), keepdim=True)
         return back((change - z * (z * change).mean((-2, -1), keepdim=True)) * scale, weight)

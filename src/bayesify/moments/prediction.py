@@ -125,7 +125,6 @@ def _for_products(network: nn.Module, name: str, value: Tensor) -> Tensor:
 def _pieces(
     runner: Runner, weights: Weights, args: Any, kwargs: Any, memory: int | str | None, split_batch: bool
 ) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """The batch in pieces whose activations fit in the memory budget."""
     total = batch_size(args, kwargs)
     if not split_batch or total == 1:
         return iter([(args, dict(kwargs))])
@@ -142,8 +141,6 @@ def _pieces(
 
 @dataclass(frozen=True)
 class _Network:
-    """A network that runs with the means and variances of its weights."""
-
     runner: Runner
     weights: Weights
     output: str | int | None  # name or index of the output to use, if the network has several
@@ -260,7 +257,6 @@ def _budget(value: Value) -> float:
 
 
 def _rows(outputs: Tensor) -> Tensor:
-    """Outputs [B] or [B, ...] as [B, O]."""
     return outputs.reshape(len(outputs), -1)
 
 

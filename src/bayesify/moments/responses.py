@@ -193,7 +193,6 @@ ELEMENTWISE_COST = 20.0
 
 
 def _walk(node: Node) -> Iterator[Node]:
-    """A node and all its ancestors, from the last to the first."""
     waiting, seen = [(-node.order, node)], {node.order}
     while waiting:
         at = heapq.heappop(waiting)[1]

@@ -181,7 +181,6 @@ def _product(x: Value, y: Value) -> Moments:
 
 
 def _broadcast(value: Value, like: Tensor) -> Value:
-    """The units, broadcast to the shape of a result."""
     if value.mean.shape == like.shape:
         return value
     shape = like.shape
@@ -597,7 +596,6 @@ def _transpose(x: Moments, dim0: int, dim1: int) -> Moments:
 
 @Moments.rule(Tensor.__getitem__)
 def _index(x: Any, index: Any) -> Any:
-    """Units indexed by slices, integers and new axes."""
     parts = index if isinstance(index, tuple) else (index,)
     plain = all(part is None or part is ... or isinstance(part, (int, slice)) for part in parts)
     if not isinstance(x, Moments) or not plain:

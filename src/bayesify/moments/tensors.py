@@ -157,7 +157,6 @@ class Moments(StructuredWeight):
         pass_: Pass | None = None,  # for weights, the pass in which they are used
         name: str = "",  # for weights, their name
     ) -> Self:
-        """Make a handle from means and variances."""
         made = cls.wrap(mean.shape, mean, (mean, variance), (channels, value, pass_, name))
         made.value_ = fresh(mean, variance, channels) if value is None and channels else value
         made.pass_, made.name_, made.family_ = pass_, name, []
@@ -349,7 +348,6 @@ def check_gaussian(value: Value, what: str) -> None:
 
 
 def _back(flat: Tensor, value: Value) -> Tensor:
-    """Numbers [B, n], reshaped to the units' shape."""
     moved = value.mean.movedim(value.batch, 0)
     return flat.view(moved.shape).movedim(0, value.batch)
 

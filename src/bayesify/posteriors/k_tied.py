@@ -92,7 +92,6 @@ class KTied(Posterior):
         return suits and self.results.constant(self, ("are_pairs", id(request.layout)), are_pairs)
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same draws as `draw`, made by one kernel for all layers."""
         parts = [part.values() for part in (self.mean_value, self.raw_row, self.raw_col)]
 
         def make(stds: list[float]) -> DrawPlan | None:

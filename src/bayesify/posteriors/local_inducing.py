@@ -145,7 +145,6 @@ class LocalInducing(Posterior):
         return drawn.unbind(), torch.where(failed.squeeze(-1) > 0, torch.nan, kl).sum(0)
 
     def _stored(self, value: Tensor) -> Tensor:
-        """The value, cast to the dtype of the parameters."""
         return value.to(next(self.parameters()).dtype)
 
     def _each(self, use: Callable[[Layer, Regression, PriorScale], Tensor]) -> dict[str, Tensor]:

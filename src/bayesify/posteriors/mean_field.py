@@ -90,7 +90,6 @@ class MeanField(Posterior):
         return float(torch.as_tensor(self.bound_prior.std[name]).detach().mean())
 
     def _means(self) -> list[Tensor]:
-        """Mean m of each weight, without pruned entries."""
         if self.units == "weight":
             return self.mean_value.values()
         return [value * self.unit[name] for name, value in self.mean_value.items()]

@@ -185,7 +185,6 @@ class Predictive:
         return -self.log_prob(y) / self._elements(y)
 
     def _elements(self, y: Tensor) -> Tensor:
-        """Number of targets of each example, [B]."""
         return y.new_full((len(y),), y[0].numel(), dtype=torch.int64)
 
     def __len__(self) -> int:

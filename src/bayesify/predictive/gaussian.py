@@ -33,7 +33,6 @@ class Spread(ABC):
         return self._rows.shape[-1]
 
     def _like(self, rows: Tensor) -> Self:
-        """The same kind of spread with other rows."""
         return type(self)(rows)
 
     def __len__(self) -> int:
@@ -73,11 +72,9 @@ class DenseSpread(Spread):
     """A matrix for each row, [N, K, K]."""
 
     def variances(self) -> Tensor:
-        """The diagonals of the matrices."""
         return self._rows.diagonal(dim1=-2, dim2=-1)
 
     def row_means(self) -> Tensor:
-        """The means of the matrices' rows."""
         return self._rows.mean(-1)
 
     def move(self, noise: Tensor) -> Tensor:
@@ -87,7 +84,6 @@ class DenseSpread(Spread):
         return (noise.transpose(0, 1) @ root).transpose(0, 1)
 
     def dense(self) -> Tensor:
-        """The matrices."""
         return self._rows
 
 
@@ -108,11 +104,9 @@ class SharedBasis(Spread):
         return type(self)(rows, self._basis)
 
     def variances(self) -> Tensor:
-        """The variances times the squared eigenvectors."""
         return self._rows if self._basis is None else self._rows @ self._basis.square().T
 
     def row_means(self) -> Tensor:
-        """The means of the rows of each covariance matrix, computed as products with the eigenvectors' means."""
         if self._basis is None:
             return self._rows / self.num_noise
         return (self._rows * self._basis.mean(0)) @ self._basis.T
@@ -123,7 +117,6 @@ class SharedBasis(Spread):
         return noise * root if self._basis is None else ((noise @ self._basis) * root) @ self._basis.T
 
     def dense(self) -> Tensor:
-        """The covariance matrices, computed with one matrix product each."""
         if self._basis is None:
             return torch.diag_embed(self._rows)
         return (self._basis * self._rows.unsqueeze(-2)) @ self._basis.T
@@ -138,23 +131,18 @@ class LowRank(Spread):
     is_joint = True
 
     def scaled(self, factor: float) -> Self:
-        """The roots times the square root of the factor."""
         return self._like(math.sqrt(factor) * self._rows)
 
     def variances(self) -> Tensor:
-        """The diagonals of the covariances, as sums of squares."""
         return self._rows.square().sum(-1)
 
     def row_means(self) -> Tensor:
-        """The means of the rows of each covariance matrix, computed as products of R with the means of its columns."""
         return (self._rows @ self._rows.mean(-2).unsqueeze(-1)).squeeze(-1)
 
     def move(self, noise: Tensor) -> Tensor:
-        """The noise times R."""
         return (noise.transpose(0, 1) @ self._rows.mT).transpose(0, 1)
 
     def dense(self) -> Tensor:
-        """The covariance matrices, computed with one matrix product each."""
         return self._rows @ self._rows.mT
 
 
@@ -312,7 +300,6 @@ class GaussianRegressionPredictive(RegressionPredictive):
 
     @property
     def outputs(self) -> Tensor:
-        """Draws of the network's outputs from the Gaussian: [S, B, ...]."""
         return self._gaussian.draws
 
     @cached_property
@@ -387,7 +374,6 @@ class GaussianClassPredictive(ClassificationPredictive):
 
     @property
     def outputs(self) -> Tensor:
-        """Draws of the network's outputs from the Gaussian: [S, B, ...]."""
         return self._gaussian.draws
 
     @cached_property
@@ -407,12 +393,10 @@ class GaussianClassPredictive(ClassificationPredictive):
 
     @property
     def aleatoric_entropy(self) -> Tensor:
-        """Mean entropy of the classes, given the outputs, in nats: [B], or [B, O] if each output is a yes-or-no decision."""
         return self._integrals[1]
 
     @property
     def mutual_information(self) -> Tensor:
-        """The part of the entropy that comes from the uncertainty of the outputs, in nats: [B], or [B, O]. It is never negative."""
         log_probs, entropy = self._integrals
         whole: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
         return (whole - entropy).clamp_min(0.0)

@@ -313,11 +313,9 @@ class TransformedPredictive(RegressionPredictive):
         return p
 
     def _inner_quantiles(self, q: float | Sequence[float]) -> Tensor:
-        """Quantiles of z."""
         return self.inner.quantile(q)
 
     def _to_targets(self, z: Tensor) -> Tensor:
-        """Targets from z."""
         return self.transform.inverse(z)
 
     def _standardized(self, y: Tensor) -> Tensor:

@@ -143,6 +143,5 @@ class Varied(Prior):
         return float(self.scales[self.places[weight.name]])
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
-        """The scales."""
         parts = self.scales.unbind(-1)
         return PriorDraw({name: parts[place] for name, place in self.places.items()})

@@ -205,8 +205,6 @@ def _make_process(inducing_inputs: Tensor, covariance: str) -> Any:
 
 
 class _quietly(warnings.catch_warnings):
-    """Context that hides gpytorch's deprecation warnings."""
-
     def __enter__(self) -> Any:
         entered = super().__enter__()
         warnings.simplefilter("ignore", DeprecationWarning)

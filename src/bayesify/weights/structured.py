@@ -232,16 +232,13 @@ class LocalGaussian(LocalWeight):
     """
 
     def __new__(cls, mean: Tensor, variance: Tensor, noise: Randomness = None, name: str = "") -> Self:
-        """A weight from its mean and variance."""
         return cls.wrap(mean.shape, mean, (mean, variance), (noise, name))
 
     def times(self, factor: float) -> Self:
-        """The weight multiplied by a number."""
         mean, variance = self.components_
         return self.from_components((mean * factor, variance * factor**2), self.static_)
 
     def draw(self) -> Tensor:
-        """Mean plus standard deviation times noise."""
         mean, variance = self.components_
         return mean + variance.sqrt() * self.normal(mean.shape, mean)
 

@@ -139,7 +139,6 @@ class HalfPrecision:
         self.factor = None if lower is None or raw_diagonal is None else tril(lower, raw_diagonal)
 
     def __call__(self, value: Tensor) -> Tensor:
-        """The product with a tensor [M, ...]."""
         if self.numbers is not None:
             return value * self.numbers.view(-1, *[1] * (value.ndim - 1))
         assert self.factor is not None

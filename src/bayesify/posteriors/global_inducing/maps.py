@@ -167,12 +167,10 @@ class Convolution(LinearMap):
         return Geometry(module.kernel_size, module.stride, module.dilation, tuple(pairs), module.groups)
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
-        """Shape of the outputs: [M, c_out, *o], or [M, c_out] if the posterior spans only the bias."""
         positions = self.geometry(module).outputs(seen[0].shape[2:]) if self.has_weight else ()
         return (seen[0].shape[0], self.layer.rows, *positions)
 
     def outputs(self, module: nn.Module, seen: list[Tensor], matrix: Tensor) -> Tensor:
-        """The convolution of the map from `seen`, plus the bias if the posterior spans it: [M, c_out, *o]."""
         bias = matrix[:, -1] if self.has_bias else None
         if not self.has_weight:
             assert bias is not None
@@ -189,13 +187,11 @@ class Convolution(LinearMap):
         return kernel
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
-        """Whether the type is bfloat16 and the convolution has one group of channels."""
         return dtype == torch.bfloat16 and self.has_weight and self.geometry(module).groups == 1
 
     def moments(
         self, module: nn.Module, seen: list[Tensor], targets: Tensor, mix: HalfPrecision
     ) -> tuple[Tensor, Tensor]:
-        """See `maths.convolution_moments`."""
         ones = mix(targets.new_ones(targets.shape[0]))
         if not self.has_weight:
             return ones.square().sum().view(1, 1, 1), (ones @ mix(targets)).view(1, 1, -1)
@@ -237,17 +233,14 @@ class TransposedConvolution(Convolution):
         return [F.pad(spread, [size for pair in reversed(pads) for size in pair])]
 
     def geometry(self, module: nn.Module) -> Geometry:
-        """Geometry with stride 1 over the map that `seen` returns."""
         assert isinstance(module, _ConvTransposeNd)
         axes = len(module.kernel_size)
         return Geometry(module.kernel_size, (1,) * axes, module.dilation, ((0, 0),) * axes, module.groups)
 
     def _moving(self, kernel: Tensor) -> Tensor:
-        """The kernel, flipped along every axis."""
         return kernel.flip(-1)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """Reverse the order of the kernel positions in both matrices."""
         positions = math.prod(geometry.kernel)
         order = torch.arange(gram.shape[-1], device=gram.device)
         columns = gram.shape[-1] - self.has_bias

@@ -41,8 +41,6 @@ Step = Callable[[LinearMap, RegressionFactors | None], Tensor]
 
 @dataclass(frozen=True)
 class _Pass:
-    """Options of a pass over the inducing inputs."""
-
     careful: bool = False  # repair failed factorizations
     autocast: torch.dtype | None = None  # the type in which the step runs its data
 
@@ -454,7 +452,6 @@ def _cut(values: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _stacked(results: list[tuple[dict[str, Tensor], Tensor, Tensor]]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Stack separate draws along a new axis."""
     if len(results) == 1:
         weights, kl, failed = results[0]
         return {name: value.unsqueeze(0) for name, value in weights.items()}, kl.unsqueeze(0), failed

@@ -229,7 +229,6 @@ class DiagonalMatrix(InducingMatrix):
         return None if self.raw_std is None else positive(self.raw_std, self.max_std)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
-        """m + s * noise."""
         std = self.std()
         mean = self.location.unsqueeze(1)
         if std is None:
@@ -237,7 +236,6 @@ class DiagonalMatrix(InducingMatrix):
         return torch.addcmul(mean, std.unsqueeze(1), noise)
 
     def kl(self, factors: Factors) -> Tensor:
-        """KL in closed form; see the class."""
         std = self.std()
         if self.whiten and std is not None:
             return standard_kl(std, self.location)
@@ -249,7 +247,6 @@ class DiagonalMatrix(InducingMatrix):
         return 0.5 * (trace.sum() + square - std.numel()) - std.log().sum()
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """`(R^2)^T s^2 C^2`, with elementwise squares."""
         std = self.std()
         if std is None:
             return row.new_zeros(row.shape[-1], col.shape[-1])
@@ -265,7 +262,6 @@ class DiagonalMatrix(InducingMatrix):
             self.raw_std.copy_(raw_softplus(std) if cap is None else torch.logit(std / cap, 1e-6).clamp_max(0.0))
 
     def covariance(self) -> Tensor:
-        """diag(s^2), or zero for a point estimate."""
         std = self.std()
         return torch.diag_embed((self.location * 0 if std is None else std.square()).flatten(1))
 
@@ -305,12 +301,10 @@ class MatrixNormalMatrix(InducingMatrix):
         return tril(self.row_lower, self.row_raw_diagonal), tril(self.col_lower, self.col_raw_diagonal)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
-        """m + T_r E T_c^T."""
         rows, cols = self.trils()
         return self.location.unsqueeze(1) + rows.unsqueeze(1) @ noise @ cols.unsqueeze(1).mT
 
     def kl(self, factors: Factors) -> Tensor:
-        """KL between two matrix normals in closed form."""
         rows, cols = self.trils()
         if not self.whiten:
             rows = torch.linalg.solve_triangular(factors.row_tril, rows, upper=False)
@@ -321,24 +315,20 @@ class MatrixNormalMatrix(InducingMatrix):
         return 0.5 * (trace + square - self.location.numel()) - log_det
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Outer product of two vectors: the variances of the rows and the variances of the columns."""
         rows, cols = self.trils()
         return torch.outer((row.mT @ rows[index]).square().sum(-1), (col.mT @ cols[index]).square().sum(-1))
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Replace the factors by `L_r T_r` and `L_c T_c`, in place."""
         rows, cols = self.trils()
         _pack(factors.row_tril @ rows, self.row_lower, self.row_raw_diagonal)
         _pack(factors.col_tril @ cols, self.col_lower, self.col_raw_diagonal)
 
     def covariance(self) -> Tensor:
-        """The Kronecker product of T_r T_r^T and T_c T_c^T."""
         rows, cols = (factor @ factor.mT for factor in self.trils())
         return torch.einsum("gab,gcd->gacbd", rows, cols).flatten(3).flatten(1, 2)
 
     def set_to_prior(self, factors: Factors) -> None:
-        """Set the means to 0 and both factors to the factors of the prior."""
         self._standardize(factors, [self.row_lower, self.col_lower], [self.row_raw_diagonal, self.col_raw_diagonal])
 
 
@@ -367,17 +357,14 @@ class FullMatrix(InducingMatrix):
         return tril(self.lower, self.raw_diagonal)
 
     def noise_shape(self) -> tuple[int, ...]:
-        """Shape with one number per entry of U."""
         return (self.rows * self.cols,)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
-        """m + T noise."""
         flat = self.location.flatten(1).unsqueeze(1) + noise @ self.scale_tril().mT
         found: Tensor = flat.unflatten(-1, (self.rows, self.cols))
         return found
 
     def kl(self, factors: Factors) -> Tensor:
-        """KL between two Gaussians in closed form."""
         factor = self.scale_tril()
         columns = factor.mT.unflatten(-1, (self.rows, self.cols))  # [G, P, M_r, M_c]: each column of T as a matrix
         trace = self.whitened(columns, factors).square().sum()
@@ -394,17 +381,14 @@ class FullMatrix(InducingMatrix):
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Replace the factor T by `(L_r (x) L_c) T`, in place."""
         prior = [torch.kron(rows, cols) for rows, cols in zip(factors.row_tril, factors.col_tril, strict=True)]
         _pack(torch.stack(prior) @ self.scale_tril(), self.lower, self.raw_diagonal)
 
     def covariance(self) -> Tensor:
-        """T T^T."""
         factor = self.scale_tril()
         return factor @ factor.mT
 
     def set_to_prior(self, factors: Factors) -> None:
-        """Set the mean to 0 and the factor to L_r (x) L_c of the prior, in row-major order."""
         self._standardize(factors, [self.lower], [self.raw_diagonal])
 
 
@@ -425,17 +409,14 @@ class EnsembleMatrix(InducingMatrix):
         self.value = nn.Parameter(mean + std[:, None, None] * (noise - noise.mean(0)))
 
     def mean(self) -> Tensor:
-        """Mean over members."""
         return self.value.mean(0)
 
     @torch.no_grad()
     def unwhiten(self, factors: Factors) -> None:
-        """Give each member's deviation from the mean the prior's correlations."""
         apart = self.value - self.mean()
         self.value.copy_(self.mean() + factors.row_tril @ apart @ factors.col_tril.mT)
 
     def noise_shape(self) -> tuple[int, ...]:
-        """An empty shape, because a member is a point and needs no noise."""
         return (0,)
 
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
@@ -443,11 +424,9 @@ class EnsembleMatrix(InducingMatrix):
         return self.value[members].transpose(0, 1)
 
     def kl(self, factors: Factors) -> Tensor:
-        """0."""
         return self.value.new_zeros(())
 
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        """Variance over members."""
         return (row.mT @ self.value[:, index] @ col).var(0, unbiased=False)
 
 

@@ -28,7 +28,6 @@ from bayesify.weights.catalog import Layer
 
 
 def _layers(block: list[tuple[Layer, ...]]) -> Iterator[Layer]:
-    """The layers of a block, group after group."""
     return chain.from_iterable(block)
 
 

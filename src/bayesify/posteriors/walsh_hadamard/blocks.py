@@ -87,11 +87,9 @@ class WalshHadamardWeight(StructuredWeight):
     """
 
     def __new__(cls, left: Tensor, g: Tensor, right: Tensor, blocks: Blocks) -> Self:
-        """Make a weight from the diagonals of its factors."""
         return cls.wrap((*g.shape[:-2], blocks.rows, blocks.cols), g, (left, g, right), (blocks,))
 
     def materialize(self) -> Tensor:
-        """The matrix."""
         found: Tensor = self.static_[0].assemble(materialize(*self.components_))
         return found
 
@@ -144,12 +142,10 @@ class LocalWalshHadamardWeight(LocalWeight):
         noise: Randomness,
         name: str = "",
     ) -> Self:
-        """Make a weight from its factors and the distribution of g."""
         shape = (*mean.shape[:-2], blocks.rows, blocks.cols)
         return cls.wrap(shape, mean, (left, mean, std, lower, right), (blocks, noise, name))
 
     def draw(self) -> Tensor:
-        """Draw one g for all examples, and return the matrix."""
         return self.assemble(self.draw_g(self.components_[1].shape))
 
     def assemble(self, g: Tensor) -> Tensor:

@@ -94,7 +94,6 @@ class Full(Diagonal):
         self.lower_value = nn.Parameter(mean.new_zeros(count, size * (size - 1) // 2))
 
     def lower(self) -> Tensor:
-        """N, [K, D, D]."""
         return strict_tril(self.lower_value, self.mean_value.shape[-1])
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -107,7 +106,6 @@ class Full(Diagonal):
         return self.log_std.exp().unsqueeze(-1) * (torch.eye(self.log_std.shape[-1]).to(self.log_std) + self.lower())
 
     def variance(self) -> Tensor:
-        """Diagonal of L L^T."""
         return (2 * self.log_std).exp() * (1 + self.lower().square().sum(-1))
 
     def reached_variance(self) -> Tensor:
@@ -116,7 +114,6 @@ class Full(Diagonal):
 
     @torch.no_grad()
     def set_to_prior(self, prior_std: Tensor) -> None:
-        """Set q(g) to p(g)."""
         super().set_to_prior(prior_std)
         self.lower_value.zero_()
 

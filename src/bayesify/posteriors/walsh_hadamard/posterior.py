@@ -323,5 +323,4 @@ def _forms_all(request: DrawRequest, g: Tensor) -> bool:
 
 
 def _is_matrix(weight: Weight) -> bool:
-    """Whether a weight is a matrix that blocks cover, and not a vector."""
     return len(weight.shape) >= 2

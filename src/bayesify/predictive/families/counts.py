@@ -30,7 +30,6 @@ class CountFamily(Family):
         """P(Y <= y), smoothly interpolated between whole numbers."""
 
     def check_targets(self, y: Tensor) -> None:
-        """Raise `ValueError` for a target that is not a count."""
         super().check_targets(y)
         wrong = (y < 0) | (y != y.round() if y.is_floating_point() else y < 0)
         if bool(wrong.any()):
@@ -40,13 +39,11 @@ class CountFamily(Family):
             )
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y); 0 for y below 0."""
         wide = widened(y).floor()
         found = self.smooth_cdf(wide.clamp_min(0), *(widened(part) for part in parameters))
         return torch.where(wide < 0, 0.0, found).to(parameters[0].dtype)
 
     def below(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y < y)."""
         return self.cdf(y.ceil() - 1 if y.is_floating_point() else y - 1, *parameters)
 
     @abstractmethod
@@ -136,7 +133,6 @@ class CountFamily(Family):
         return in_order([*near, *((last + 1).pow(step / 64).floor() - 1 for step in range(65))])
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Raise `TypeError`, because the mean determines the variance."""
         raise TypeError(
             "a distribution of counts has no separate variance to scale; calibrate its intervals with bayesify.conformal"
         )
@@ -146,7 +142,6 @@ class PoissonFamily(CountFamily):
     """Poisson distributions; the parameter is the logarithm of the mean."""
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean, which is also the variance."""
         mean = parameters[0].exp()
         return mean, mean
 

@@ -14,32 +14,26 @@ class GaussianFamily(Family):
     light_tailed = True
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """The parameters."""
         mean, variance = parameters
         return mean, variance
 
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log N(y; mean, variance)."""
         return gaussian_log_density(y, *parameters)
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y)."""
         mean, variance = parameters
         return normal_cdf((y - mean) / variance.sqrt())
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y), accurate even if the probability underflows to 0."""
         mean, variance = parameters
         found: Tensor = torch.special.log_ndtr((y - mean) / variance.sqrt())
         return found
 
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """mean + z_q std."""
         mean, variance = parameters
         return mean + normal_quantile(q) * variance.sqrt()
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """E|Y - y|."""
         mean, variance = parameters
         return _absolute_gaussian(y - mean, variance)
 
@@ -52,7 +46,6 @@ class GaussianFamily(Family):
         return 0.5 * total / mean.shape[0]
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """The same mean, and the variance times the factor."""
         mean, variance = parameters
         return mean, variance * factor
 

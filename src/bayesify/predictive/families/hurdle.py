@@ -19,7 +19,6 @@ class HurdleFamily(Family):
     least = 0.0
 
     def check_targets(self, y: Tensor) -> None:
-        """Raise `ValueError` for a target below 0."""
         super().check_targets(y)
         if bool((y < 0).any()):
             raise ValueError(
@@ -45,7 +44,6 @@ class HurdleFamily(Family):
         return torch.where(y < 0, 0.0, torch.sigmoid(parameters[2]) + self._above(y, *parameters))
 
     def below(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y < y), which is 0 for y = 0, because the atom at 0 is excluded."""
         return torch.where(y <= 0, 0.0, self.cdf(y, *parameters))
 
     @staticmethod
@@ -91,13 +89,11 @@ class HurdleFamily(Family):
         return torch.sigmoid(logit) * y.abs() + torch.sigmoid(-logit) * above
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Zero and the quantiles of the positive amounts."""
         location, std = torch.broadcast_tensors(parameters[0], parameters[1].sqrt())
         above = [(location + normal_quantile(level) * std).exp() for level in self.node_levels()]
         return torch.cat((torch.zeros_like(location[:1]), in_order(above)))
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Raise `TypeError`, because no parameter of a distribution with an atom at 0 scales only the variance."""
         raise TypeError(
             "a distribution with positive probability at 0 has no separate variance to scale; calibrate its intervals with "
             "bayesify.conformal"

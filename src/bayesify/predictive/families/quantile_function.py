@@ -25,7 +25,6 @@ class QuantileFunction(Family):
         self.levels = tuple(float(level) for level in levels)
 
     def _tails(self, knots: Tensor) -> tuple[Tensor, Tensor]:
-        """Scales of the two exponential tails."""
         low, high = self.levels[:2], self.levels[-2:]
         width = _widths(knots)
         first, last = width[..., 0], width[..., -1]
@@ -35,7 +34,6 @@ class QuantileFunction(Family):
         return torch.tensor(self.levels, dtype=knots.dtype, device=knots.device)
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance, exact."""
         (knots,) = parameters
         mass = self._levels(knots).diff()
         left, right = self._tails(knots)
@@ -49,7 +47,6 @@ class QuantileFunction(Family):
         return mean, within + below * low + above * high
 
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """The logarithm of the piecewise density."""
         (knots,) = parameters
         left, right = self._tails(knots)
         place = (y.unsqueeze(-1) >= knots).sum(-1)  # number of quantiles at or below y
@@ -60,7 +57,6 @@ class QuantileFunction(Family):
         return torch.where(place == 0, low, torch.where(place == knots.shape[-1], high, between))
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y), linear between the quantiles."""
         (knots,) = parameters
         left, right = self._tails(knots)
         share = ((y.unsqueeze(-1) - knots[..., :-1]) / _widths(knots)).clamp(0, 1)
@@ -69,13 +65,11 @@ class QuantileFunction(Family):
         return low + (share * self._levels(knots).diff()).sum(-1) + high
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y), linear in the lower tail."""
         (knots,) = parameters
         low = math.log(self.levels[0]) + (y - knots[..., 0]) / self._tails(knots)[0]
         return torch.where(y < knots[..., 0], low, self.cdf(y, knots).log())
 
     def component_quantile(self, q: float, *parameters: Tensor) -> Tensor:
-        """The quantile function."""
         (knots,) = parameters
         left, right = self._tails(knots)
         if q <= self.levels[0]:
@@ -87,7 +81,6 @@ class QuantileFunction(Family):
         return knots[..., place] + share * (knots[..., place + 1] - knots[..., place])
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """E|Y - y|, exact, summed over the pieces."""
         (knots,) = parameters
         left, right = self._tails(knots)
         start, end = knots[..., :-1], knots[..., 1:]
@@ -100,7 +93,6 @@ class QuantileFunction(Family):
         return middle + self.levels[0] * _from_tail(low, left) + (1 - self.levels[-1]) * _from_tail(high, right)
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
-        """See `Family.half_spread`. The result is exact for one component."""
         (knots,) = parameters
         if len(knots) > 1:
             return super().half_spread(*parameters)
@@ -118,7 +110,6 @@ class QuantileFunction(Family):
         return [*(low * step for step in steps), *self.levels, *(1 - high * step for step in steps)]
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """Move the quantiles away from the mean or toward it."""
         (knots,) = parameters
         mean = self.moments(knots)[0].unsqueeze(-1)
         return (mean + factor**0.5 * (knots - mean),)

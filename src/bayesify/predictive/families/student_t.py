@@ -26,7 +26,6 @@ class StudentTFamily(Family):
         return location, square * degrees / (degrees - 2)
 
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """The logarithm of the t density."""
         location, square, degrees = parameters
         scaled = (y - location).square() / (degrees * square)
         return _log_normalizer(degrees) - 0.5 * square.log() - 0.5 * (degrees + 1) * torch.log1p(scaled)
@@ -80,7 +79,6 @@ class StudentTFamily(Family):
         return scale * (signed + 2 * density * (degrees + z.square()) / (degrees - 1))
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        """The same location and degrees of freedom, and the squared scale times the factor."""
         location, square, degrees = parameters
         return location, square * factor, degrees
 
