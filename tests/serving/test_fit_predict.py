@@ -140,6 +140,27 @@ def test_the_card_says_what_it_is_and_is_not(regression):
     assert "Column 'note' was left out" in card
 
 
+def test_the_card_says_whether_networks_or_linear_models_were_chosen(regression):
+    about = ModelFolder.read(regression).about
+    made = {
+        "method": "auto",
+        "members": 5,
+        "likelihood": "student_t",
+        "transform": "none",
+        "categories": "",
+        "hidden": [],
+    }
+    linear = (
+        "an ensemble of 5 linear models, because they predicted held-out rows better than networks, whose predictions"
+    )
+    for changed, words in (
+        ({}, linear),
+        ({"hidden": [64, 64]}, "an ensemble of 5 networks, whose predictions"),
+        ({"categories": "nothing"}, "an ensemble of 5 networks, whose predictions"),
+    ):
+        assert words in render_card(replace(about, choices=made | changed))
+
+
 def test_the_fingerprint_is_of_the_rows(regression):
     first = ModelFolder.read(regression).about.fingerprint
     other = table().drop(columns="kind")

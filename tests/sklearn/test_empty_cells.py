@@ -12,6 +12,7 @@ from scipy import stats
 
 import bayesify
 from bayesify.sklearn import BayesianRegressor, recipe
+from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.empty_cells import EmptyCells
 from bayesify.sklearn.recalibration import PRIOR_ROWS
 
@@ -69,4 +70,16 @@ def test_an_unknown_number_that_matters_gives_wide_intervals(tmp_path):
     bayesify.save(model, tmp_path / "model.safetensors")
     again = bayesify.load(tmp_path / "model.safetensors")
     assert again.fitted_.empty == model.fitted_.empty
+    note = f"{model.fitted_.empty.factors[0]:.2f} times for 'age'."
+    assert [text.endswith(note) for text in again.choices_["left_out"]] == [True]
     assert np.array_equal(again.predict_interval(new)[1], upper)
+
+
+def test_the_note_names_the_columns_in_which_a_cell_is_empty():
+    frame = pandas.DataFrame({"kind": list("ab") * 10, "age": [np.nan, *range(19)], "size": [*range(19), np.nan]})
+    columns, inputs = Columns.learn(frame, "test", None, None, lambda y, weights: y)
+    places = columns.preparation.marks
+    assert inputs[:, places].sum(0).tolist() == [1.0, 1.0]
+    assert EmptyCells().note(columns) == EmptyCells(places, (1.5, 2.0)).note(None) == ""
+    note = EmptyCells(places, (1.5, 2.0)).note(columns)
+    assert note.endswith("had larger errors: 1.50 times for 'age', 2.00 times for 'size'.")

@@ -154,9 +154,13 @@ def _method(about: About) -> str:
     likelihood, transform = str(choices.get("likelihood", "")), str(choices.get("transform", "none"))
     noise = LIKELIHOODS.get(likelihood, f"a {likelihood.replace('_', ' ')} likelihood")
     of = f" for {TRANSFORMS.get(transform, transform)}" if transform != "none" else ""
+    linear = not choices.get("hidden", True) and choices.get("categories") != "nothing"
+    kind, why = (
+        ("linear model", ", because they predicted held-out rows better than networks") if linear else ("network", "")
+    )
     return (
-        f"an ensemble of {choices.get('members')} networks, whose predictions are averaged,{of} with {noise}; each network held "
-        "out some rows to decide when to stop training"
+        f"an ensemble of {choices.get('members')} {kind}s{why}, whose predictions are averaged,{of} with {noise}; each {kind} "
+        "held out some rows to decide when to stop training"
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.plain import Plain
+from bayesify.sklearn.columns import Columns
 from bayesify.sklearn.recalibration import PRIOR_ROWS, stretch_factor
 
 MIN_EMPTY_ROWS = 20
@@ -54,3 +55,16 @@ class EmptyCells(Plain):
         """Factor of each row, [N, 1], given the rows' inputs [N, D]; `None` if all factors are 1."""
         empty = inputs[:, list(self.places)] > 0
         return torch.from_numpy(np.where(empty, self.factors, 1.0).max(1, keepdims=True)) if empty.any() else None
+
+    def note(self, columns: Columns | None) -> str:
+        """A sentence about wider intervals; empty if no intervals are wider."""
+        if columns is None or not self.places:
+            return ""
+        names = columns.preparation.owners(columns.schema)
+        found = [
+            f"{factor:.2f} times for {names[place]!r}" for place, factor in zip(self.places, self.factors, strict=True)
+        ]
+        return (
+            "Intervals are wider for rows with an empty cell, because out-of-fold predictions of such rows had larger errors: "
+            f"{', '.join(found)}."
+        )

@@ -751,7 +751,8 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
         scores += Scores.of_numbers(part, rows.y[own, 0], LEVELS, rows.weights[own])
         judged.append(HeldOut.of_numbers(part, rows.y[own, 0]))
     held_out = HeldOut.joined(judged)[np.argsort(np.argsort(folds, kind="stable"))] if judged else None
-    report = replace(fitted.report, out_of_fold=scores.means())
+    notes = tuple(filter(None, (*fitted.report.notes, empty.note(fitted.columns))))
+    report = replace(fitted.report, out_of_fold=scores.means(), notes=notes)
     return replace(fitted, units=units, report=report, held_out=held_out, empty=empty)
 
 
