@@ -192,7 +192,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         if fn(torch.zeros(1)).dtype == torch.float16:
-            raise ValueError("BayesianNetwork: float16 cannot hold small standard deviations; use bfloat16 or autocast")
+            raise ValueError(
+                "BayesianNetwork: float16 cannot hold small standard deviations; use bfloat16, or autocast"
+            )
         self.given_weights = {name: fn(value) for name, value in self.given_weights.items()}
         self.kept_statistics = self.kept_statistics and self.kept_statistics.map(fn)
         return nn.Module._apply(self, fn, recurse)
@@ -212,7 +214,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             ValueError: If there are several posteriors. Use `posteriors` instead.
         """
         if len(self.posteriors) > 1:
-            raise ValueError(f"posterior: this network has {len(self.posteriors)} posteriors; use bnn.posteriors[i]")
+            raise ValueError(
+                f"posterior: this network has {len(self.posteriors)} posteriors, not one; use bnn.posteriors[i]"
+            )
         return next(iter(self.posteriors))
 
     @property

@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_named():
     draws, x = draws_of(logits(3, 4, 3))
     with pytest.raises(ValueError, match="size=5, but there are 4 examples"):
         batch_bald(draws, x, 5)
-    with pytest.raises(TypeError, match="Gaussian is not for classes"):
+    with pytest.raises(TypeError, match="Gaussian is not a classification likelihood"):
         batch_bald(draws, x, 2, likelihood=likelihoods.Gaussian())
     single, x = draws_of(logits(3, 4, 1))
     with pytest.raises(ValueError, match=r"one output.*likelihood=Bernoulli\(\)"):

@@ -217,7 +217,7 @@ def test_accumulated_batches_are_one_large_batch():
 
 
 def test_bad_input():
-    with pytest.raises(TypeError, match="posterior is Point; use MeanField"):
+    with pytest.raises(TypeError, match="posterior is Point; make the network with MeanField"):
         baselines.IVON(bayesify.bayesianize(cases.mlp(), "point", likelihood="gaussian"))
     for options in ({"learning_rate": 0.0}, {"decay": 1.0}, {"clip": 0.0}, {"init_curvature": -1.0}, {"num_draws": 0}):
         name, value = next(iter(options.items()))

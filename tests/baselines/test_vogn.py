@@ -235,7 +235,7 @@ def test_bfloat16_steps_are_finite():
 
 def test_bad_input():
     bnn = linear()
-    with pytest.raises(TypeError, match="posterior is Point; use MeanField"):
+    with pytest.raises(TypeError, match="posterior is Point; make the network with MeanField"):
         baselines.VOGN(bayesify.bayesianize(cases.mlp(), "point", likelihood="gaussian"))
     with pytest.raises(TypeError, match="give a BayesianNetwork; bayesianize makes one"):
         baselines.VOGN(cases.mlp())

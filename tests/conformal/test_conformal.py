@@ -369,9 +369,9 @@ def test_groups_that_do_not_fit() -> None:
         fitted.interval(arrays, 0.5, groups=["a", "b", "c", "a"])
     with pytest.raises(ValueError, match="fit was given groups"):
         fitted.interval(arrays, 0.5)
-    with pytest.raises(ValueError, match="groups are given, but fit had none"):
+    with pytest.raises(ValueError, match="groups are given, but fit was given none"):
         conformal.Intervals().fit(arrays, np.arange(4.0)).interval(arrays, 0.5, groups=["a", "a", "b", "b"])
-    with pytest.raises(ValueError, match="groups has 3 entries for 4 rows"):
+    with pytest.raises(ValueError, match="groups has length 3, but there are 4 rows"):
         fitted.interval(arrays, 0.5, groups=["a", "b", "a"])
 
 

@@ -400,5 +400,5 @@ def test_odd_outputs_of_the_heteroscedastic_network() -> None:
 
 
 def test_classes_on_the_axis_of_examples() -> None:
-    with pytest.raises(ValueError, match=r"class_axis=0 is the axis of examples"):
+    with pytest.raises(ValueError, match=r"class_axis=0 is the axis of the examples"):
         likelihoods.Categorical(class_axis=0)

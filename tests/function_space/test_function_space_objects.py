@@ -347,7 +347,7 @@ def test_a_checkpoint_under_a_tangent_prior_holds_no_weights_as_text(tmp_path: P
         ),
         (lambda: Mixture(Box(0.0, 1.0), X), "Tensor is not a Context"),  # type: ignore[arg-type]
         (lambda: Box.around(X, widths=-1.0), "widths=-1.0"),
-        (lambda: NoisyContext(Y, 0.5, 3).draw(Y), "noise cannot be added to"),
+        (lambda: NoisyContext(Y, 0.5, 3).draw(Y), "to which no noise can be added"),
         (
             lambda: FunctionSpaceVI(network(), prior=GaussianProcess(lambda a, b: -torch.eye(len(a)))).function_kl(X),
             "the kernel returns a variance of 0 or below",

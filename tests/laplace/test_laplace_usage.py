@@ -105,7 +105,7 @@ WRONG |= {
     "gap_indices": (lambda: subnetwork.posterior_gap(torch.eye(3), torch.tensor([0, 1, 2])), "from_indices"),
     "typo": (
         lambda: Laplace(network(), CATEGORICAL, prior_precision={"typo": 1.0, "*": 2.0}),
-        "'typo' matches no",
+        "'typo', which matches no",
     ),
     "negative_weights": (
         lambda: Laplace(network(), CATEGORICAL).fit([(*data()[0], -torch.ones(20))]),

@@ -125,7 +125,9 @@ def test_labels_out_of_range(label: int) -> None:
 @pytest.mark.parametrize("num_data", [3, 0, -5])
 def test_num_data_below_the_batch(num_data: int) -> None:
     bnn = network()
-    remedy = "is below the batch size 4; give the size of the dataset" if num_data > 0 else "; give an integer of at"
+    remedy = (
+        "is below the batch size 4; give the size of the whole dataset" if num_data > 0 else "; give an integer of at"
+    )
     message = rf"num_data={num_data} ?{remedy}"
     unchanged(bnn, ValueError, message, lambda: bnn.elbo(X, Y, num_data=num_data))
 
@@ -251,7 +253,7 @@ def test_set_to_prior_of_several_posteriors_is_all_or_nothing() -> None:
 
 def test_several_posteriors_have_no_single_one() -> None:
     bnn = bayesify.bayesianize(mlp(), {"0": "mean_field", "2": "point"})
-    with pytest.raises(ValueError, match=r"2 posteriors; use bnn.posteriors\[i\]"):
+    with pytest.raises(ValueError, match=r"2 posteriors, not one; use bnn.posteriors\[i\]"):
         _ = bnn.posterior
 
 

@@ -111,5 +111,7 @@ def test_laplace_takes_it_for_draws_of_the_network() -> None:
     x, first = torch.randn(B, D), torch.Generator().manual_seed(0)
     whole = laplace.predict(x, 3, generator=first, method="network_mc", split_batch=False, memory=1)
     torch.testing.assert_close(whole.outputs, laplace.draw(3, generator=torch.Generator().manual_seed(0))(x))
-    with pytest.raises(ValueError, match=r"split_batch=False works only with method='network_mc', not 'closed_form'"):
+    with pytest.raises(
+        ValueError, match=r"split_batch=False does not apply to method='closed_form'; use method='network_mc'"
+    ):
         laplace.predict(x, split_batch=False)

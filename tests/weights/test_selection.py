@@ -198,7 +198,7 @@ def test_selectors_that_mean_nothing(selector: Any) -> None:
 
 
 def test_networks_without_weights() -> None:
-    with pytest.raises(ValueError, match=r"ReLU has no parameters; give a network with weights"):
+    with pytest.raises(ValueError, match=r"ReLU has no parameters; give a network with at least one weight"):
         bayesify.bayesianize(nn.ReLU(), "mean_field")
     with pytest.raises(ValueError, match=r"every parameter is frozen; set requires_grad"):
         bayesify.bayesianize(nn.Linear(2, 2).requires_grad_(False), "mean_field")

@@ -113,7 +113,9 @@ def batch_bald(
     outputs = draws.outputs(args, kwargs, output=output, memory=memory)
     predictive = (likelihood if likelihood is not None else Categorical()).predictive(outputs)
     if not isinstance(predictive, ClassificationPredictive):
-        raise TypeError(f"batch_bald: {type(likelihood).__name__} is not for classes; use Categorical or Bernoulli")
+        raise TypeError(
+            f"batch_bald: {type(likelihood).__name__} is not a classification likelihood; use Categorical or Bernoulli"
+        )
     return _greedy(_log_probs_of_one_label(predictive, size), size, num_configurations, generator)
 
 
@@ -132,7 +134,9 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
             "give likelihood=Bernoulli() for two classes, or use acquisition.epistemic for regression"
         )
     if log_probs.shape[1] < size:
-        raise ValueError(f"batch_bald: size={size}, but there are {log_probs.shape[1]} examples; give at least {size}")
+        raise ValueError(
+            f"batch_bald: size={size}, but there are {log_probs.shape[1]} examples; give at least {size} examples"
+        )
     return log_probs
 
 

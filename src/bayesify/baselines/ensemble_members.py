@@ -49,5 +49,7 @@ def members_of(bnn: BayesianNetwork, owner: str) -> int:
     if not sizes or not all(isinstance(part, Ensemble) for part in parts):
         raise TypeError(f"{owner}: the posterior is not an Ensemble; make the network with posteriors.Ensemble()")
     if len(sizes) > 1:
-        raise ValueError(f"{owner}: the network's ensembles differ in size; give all the same number of members")
+        raise ValueError(
+            f"{owner}: the network has ensembles of different sizes; give all of them the same number of members"
+        )
     return sizes.pop()

@@ -118,7 +118,7 @@ class IVON(NaturalGradient):
         odd = find_not_finite([(name, grad) for name, grad in pairs if grad is not None])
         if odd is not None:
             raise ValueError(
-                f"IVON: no step was taken, as the gradient of {odd} is not finite; lower the learning rate"
+                f"IVON: the gradient of {odd} is not finite, so the step was not taken; lower the learning rate"
             )
         for parameter, grad in zip(named.values(), grads, strict=True):
             parameter.grad = grad
@@ -146,7 +146,9 @@ class IVON(NaturalGradient):
         if update.schedule is not None:
             batches = count_batches(loader)
             if batches is None:
-                raise ValueError("IVON.fit: a schedule needs a loader with a length; give one, or omit the schedule")
+                raise ValueError(
+                    "IVON.fit: a schedule needs a loader with a length; give such a loader, or omit the schedule"
+                )
             total, schedule = update.epochs * -(-batches // steps.accumulate), update.schedule
             for group in self.optimizer.param_groups:
                 group["lr"] = group.pop("initial_lr", group["lr"])  # undo the schedule of an earlier run

@@ -76,7 +76,9 @@ class Microcanonical:
         self.position = flat / self.scale  # [C, P]
         chains, self.size = self.position.shape
         if self.size < 2:
-            raise ValueError(f"microcanonical: the network has only {self.size} weight; give a network with at least 2")
+            raise ValueError(
+                f"microcanonical: the network has only {self.size} weight; give a network with at least 2 weights"
+            )
         self.step, self.length = INIT_STEP_SIZE * math.sqrt(self.size), math.sqrt(self.size)
         self.direction = F.normalize(self._normal())
         self.log_density, self.gradient = self.slope(self.position)

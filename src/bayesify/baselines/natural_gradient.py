@@ -161,7 +161,9 @@ class NaturalGradient(ABC):
         owner = type(self).__name__
         for part in bnn.posteriors:
             if type(part) is not self.family:
-                raise TypeError(f"{owner}: the posterior is {type(part).__name__}; use {self.family.__name__}()")
+                raise TypeError(
+                    f"{owner}: the posterior is {type(part).__name__}; make the network with {self.family.__name__}()"
+                )
             if isinstance(part, MeanField):
                 _check_mean_field(owner, part)
         self.likelihood = bnn.require_likelihood(owner)
@@ -222,7 +224,9 @@ class NaturalGradient(ABC):
     def effective_data(self) -> float:
         """N divided by `kl_weight`, because a KL with a smaller weight acts like more data."""
         if self.num_data is None:
-            raise ValueError(f"{type(self).__name__}: num_data is unknown; give the number of examples in the dataset")
+            raise ValueError(
+                f"{type(self).__name__}: num_data is unknown; give the number of examples in the whole dataset"
+            )
         return self.num_data / self.kl_weight
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -387,7 +391,9 @@ class LayerwiseTrainer(NaturalGradient):
             changed = self.update(gradient, curvature, learning_rate)
             name = find_not_finite([(name, value) for name, _, value in changed])
             if name is not None:
-                raise ValueError(f"{type(self).__name__}: {name} would be infinite or NaN; lower the learning rate")
+                raise ValueError(
+                    f"{type(self).__name__}: this step would make {name} infinite or NaN; lower the learning rate"
+                )
         except Exception:
             vars(self).update(before)
             raise

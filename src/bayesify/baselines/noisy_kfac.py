@@ -175,7 +175,9 @@ class NoisyKFAC(LayerwiseTrainer):
             vectors = (root @ noise.view(*root.shape[:-2], root.shape[-1], 1)).squeeze(-1).unsqueeze(0)
         else:
             if root.ndim > 3:
-                raise ValueError("NoisyKFAC: fisher='exact' needs one prediction per example; use fisher='sampled'")
+                raise ValueError(
+                    "NoisyKFAC: fisher='exact' supports only one prediction per example; use fisher='sampled'"
+                )
             vectors = root.movedim(-1, 0)
         for vector in vectors:
             yield seen.pull_vector(vector)

@@ -121,7 +121,9 @@ class SWAG(Drawable):
         self.network = copy_network(net, "SWAG")
         self.weights = catalog(net).trainable
         if not self.weights:
-            raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad=True for some of them")
+            raise ValueError(
+                "SWAG: no parameter of the network is trainable; set requires_grad to True for some of them"
+            )
         self.likelihood = cast(Likelihood, copy.deepcopy(make_likelihood(likelihood))).to(self._reference)
         self.history, self.count = History(), 0
         self.mean: dict[str, Tensor] = {}
@@ -408,7 +410,9 @@ class SWAG(Drawable):
         self._check_collected()
         if tracking_layers(self.network) and loader is None:
             remedy = "give loader=, a loader over training data"
-            raise ValueError(f"SWAG: the network has BatchNorm, and each draw needs its own batch statistics; {remedy}")
+            raise ValueError(
+                f"SWAG: the network has BatchNorm, and each draw computes its own batch statistics; {remedy}"
+            )
         like = next(iter(self.mean.values()))
         columns = len(next(iter(self.deviations.values())))
         second = standard_normal(num_draws * columns, like, generator).view(num_draws, columns)

@@ -76,7 +76,9 @@ class TemperatureScaling(Predictor):
         self.temperature = self.variance_scale = 1.0
         if isinstance(model, Predictor):
             if likelihood is not None:
-                raise ValueError(f"TemperatureScaling: {type(model).__name__} has its own likelihood; omit likelihood")
+                raise ValueError(
+                    f"TemperatureScaling: {type(model).__name__} has its own likelihood; omit the argument likelihood"
+                )
             self.likelihood, self.output = model.likelihood, model.output
             return
         if not isinstance(model, nn.Module):

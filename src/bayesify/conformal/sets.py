@@ -143,7 +143,9 @@ def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
     elif isinstance(prediction, Tensor) or hasattr(prediction, "__array__"):
         probs = torch.as_tensor(prediction).double()
         if probs.ndim != 2 or not bool((probs >= 0).all() & ((probs.sum(1) - 1).abs() < 1e-3).all()):
-            raise ValueError(f"conformal: {name} has shape {list(probs.shape)}; give rows [n, C] that sum to 1")
+            raise ValueError(
+                f"conformal: {name} has shape {list(probs.shape)}; give probabilities [n, C] whose rows sum to 1"
+            )
     else:
         raise TypeError(
             f"conformal.Sets: {type(prediction).__name__} is not a prediction of classes; give the result of predict(x)"

@@ -67,19 +67,25 @@ class Rule:
         """Threshold of each new row, computed from the calibration rows of its group: [m, ...]. If there are no groups, the
         result is one threshold, [1, ...]."""
         if self.scores is None:
-            raise ValueError(f"conformal.{type(self).__name__}: no calibration rows yet; call fit(prediction, y) first")
+            raise ValueError(
+                f"conformal.{type(self).__name__}: there are no calibration rows; call fit(prediction, y) first"
+            )
         scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
         if self.groups is None and new is None:
             return threshold(scores, level).unsqueeze(0)
         if new is None:
             raise ValueError("conformal: fit was given groups; give the groups of the new rows too")
         if self.groups is None:
-            raise ValueError("conformal: groups are given, but fit had none; call fit with groups, or leave groups out")
+            raise ValueError(
+                "conformal: groups are given, but fit was given none; call fit with groups, or leave groups out"
+            )
         found: dict[Hashable, Tensor] = {}
         for group in dict.fromkeys(new):
             rows = [index for index, other in enumerate(self.groups) if other == group]
             if not rows:
-                raise ValueError(f"conformal: group {group!r} has no calibration row; fit with rows of every group")
+                raise ValueError(
+                    f"conformal: group {group!r} has no calibration row; calibrate with rows of every group"
+                )
             found[group] = threshold(scores[rows], level)
         return torch.stack([found[group] for group in new])
 
@@ -95,7 +101,9 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
         return None
     plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if len(plain) != rows or getattr(groups, "ndim", 1) != 1:
-        raise ValueError(f"conformal: groups has {len(plain)} entries for {rows} rows; give one group per row")
+        raise ValueError(
+            f"conformal: groups has length {len(plain)}, but there are {rows} rows; give one group per row"
+        )
     if any(value != value for value in plain):
         raise ValueError("conformal: groups contain NaN; give every row a group, or leave out rows without a group")
     return plain

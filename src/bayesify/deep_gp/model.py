@@ -293,7 +293,9 @@ class DeepGP(nn.Module, Predictor, Trainable):
             data = objectives.expected_log_likelihood(values, y, likelihood, num_data, example_weights)
         if should_check(data) and not bool(torch.isfinite(data - kl).all()):
             self._check_parameters()
-            raise ValueError("elbo is not finite, but all parameters are finite; standardize the inputs and targets")
+            raise ValueError(
+                "elbo is not finite, although all parameters are finite; standardize the inputs and targets"
+            )
         return data, kl
 
     @staticmethod

@@ -88,7 +88,9 @@ def layer_widths(width: int | Sequence[int] | None, depth: int, num_inputs: int,
         width = min(num_inputs, 30)
     hidden = [width] * (depth - 1) if isinstance(width, int) else list(width)
     if len(hidden) != depth - 1:
-        raise ValueError(f"DeepGP: {len(hidden)} widths for depth={depth}; give {depth - 1}, one per hidden layer")
+        raise ValueError(
+            f"DeepGP: {len(hidden)} widths are given for depth={depth}; give {depth - 1} widths, one per hidden layer"
+        )
     return (num_inputs, *hidden, num_outputs)
 
 
@@ -97,7 +99,9 @@ def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | N
     if given is not None:
         return given
     if targets is None:
-        raise ValueError("DeepGP: neither targets nor num_outputs is given; give one to set the size of the last layer")
+        raise ValueError(
+            "DeepGP: neither targets nor num_outputs is given; give one of them to set the size of the last layer"
+        )
     if likelihood.name == "categorical":
         return int(targets.max()) + 1
     columns = targets.shape[-1] if targets.ndim > 1 else 1
@@ -112,7 +116,7 @@ def as_function_values(
         return None
     if len(targets) != len(inputs):
         raise ValueError(
-            f"DeepGP: {len(targets)} targets are given for {len(inputs)} inputs; give one target per input"
+            f"DeepGP: there are {len(targets)} targets, but {len(inputs)} inputs; give one target per input"
         )
     checked_inputs(targets)
     if likelihood.name == "categorical":

@@ -320,7 +320,9 @@ class KroneckerCovariance(WeightCovariance):
     def _precision(self, layer: Layer) -> Tensor:
         values = torch.cat([self._prior_of[weight.name] for weight in layer.weights])
         if not bool((values == values[0]).all()):
-            raise ValueError(f"Laplace: the prior precision differs within {layer.name}; give the layer one precision")
+            raise ValueError(
+                f"Laplace: the prior precision differs within {layer.name}; give one precision for the whole layer"
+            )
         return values[0]
 
     def diagonalize(self) -> bool:

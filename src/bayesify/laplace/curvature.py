@@ -259,7 +259,9 @@ class Pieces:
     def close(self, data: DataTerm) -> None:
         """Store the data term of a finished pass, summed over processes."""
         if data.num_data == 0:
-            raise ValueError("Laplace: every example has weight 0; give at least one example a positive weight")
+            raise ValueError(
+                "Laplace: every example of the loader has weight 0; give at least one example a positive weight"
+            )
         data.sum_over_processes()
         self.data = data
 

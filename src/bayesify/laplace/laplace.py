@@ -150,7 +150,9 @@ def _check_choices(covariance: Structure, curvature: Curvature, marginal: bool, 
     if sampled and curvature == "empirical":
         raise ValueError("Laplace: num_samples does not apply to curvature='empirical'; leave num_samples out")
     if covariance == "sampled" and curvature != "ggn":
-        raise ValueError(f"Laplace: covariance='sampled' does not support curvature={curvature!r}; use curvature='ggn'")
+        raise ValueError(
+            f"Laplace: covariance='sampled' does not work with curvature={curvature!r}; use curvature='ggn'"
+        )
 
 
 @register_predictor
@@ -986,7 +988,9 @@ class Laplace(Drawable):
             draws = self.draw(count, generator=generator)
             return FixedDraws(draws, self.likelihood, self.output).predict(x, memory=budget, split_batch=split_batch)
         if not split_batch:
-            raise ValueError(f"Laplace.predict: split_batch=False works only with method='network_mc', not {method!r}")
+            raise ValueError(
+                f"Laplace.predict: split_batch=False does not apply to method={method!r}; use method='network_mc'"
+            )
         if method == "linearized_mc":
             _, posterior = self.fitted()
             offsets = math.sqrt(self.temperature) * posterior.draw(count, generator)
@@ -1208,7 +1212,9 @@ class Laplace(Drawable):
         """A function that takes factors on the prior precisions and returns the mean log predictive densities of a
         loader's data."""
         if loader is None:
-            raise ValueError("tune_prior_precision: method='validation' needs a loader over validation data; give one")
+            raise ValueError(
+                "tune_prior_precision: method='validation' needs a loader; give a loader over validation data"
+            )
         batches = [parse_batch(item, read_batch).to(self.device) for item in loader]
         if not batches:
             raise ValueError("tune_prior_precision: the loader has no examples; give validation data")
@@ -1285,7 +1291,9 @@ class Laplace(Drawable):
         """Set the variance of a shared Gaussian noise. Curvature and data term are rescaled without a pass over the data."""
         likelihood, (_, posterior) = self._shared_noise("Laplace: set_noise"), self.fitted()
         if not isinstance(posterior, (FullCovariance, DiagonalCovariance)) or self.marginal:
-            raise ValueError("Laplace: set_noise works only with covariance='full' or 'diagonal', and marginal=False")
+            raise ValueError(
+                "Laplace: set_noise works only with covariance='full' or 'diagonal', and with marginal=False"
+            )
         ratio = float(likelihood.noise.detach()) / variance
         likelihood.set_noise(variance)
         rescaled = type(posterior)(posterior.subset, posterior.curvature * ratio, posterior.prior)

@@ -31,7 +31,9 @@ def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[s
     names = list(weights)
     for key in found:
         if not any(_matches(key, name) for name in names):
-            raise ValueError(f"Laplace: prior_precision: {key!r} matches no weight; the network has {', '.join(names)}")
+            raise ValueError(
+                f"Laplace: prior_precision names {key!r}, which matches no weight; the network has {', '.join(names)}"
+            )
     for name in names:
         precision_of(found, name)
     return found
@@ -110,7 +112,9 @@ def precision_of(value: Precision, name: str) -> float:
     for key, number in value.items():
         if _matches(key, name):
             return number
-    raise ValueError(f"Laplace: prior_precision has no entry for {name}; add one, or '*' for all other weights")
+    raise ValueError(
+        f"Laplace: prior_precision has no entry for {name}; add an entry for it, or '*' for all other weights"
+    )
 
 
 def scaled(value: Precision, factor: float) -> Precision:

@@ -222,7 +222,9 @@ def _named(candidates: Candidates, names: Sequence[str]) -> Tensor:
             continue
         chosen.add(name)
         if name in candidates.frozen:
-            raise ValueError(f"subnetwork: {name} is frozen (requires_grad=False); leave it out, or unfreeze it")
+            raise ValueError(
+                f"subnetwork: {name} is frozen (requires_grad=False); leave this name out, or unfreeze the parameter"
+            )
         if name not in candidates.weights:
             raise ValueError(
                 f"subnetwork: the network has no parameter {name!r}; it has {', '.join(candidates.weights)}"
@@ -278,7 +280,9 @@ def as_mask(values: Any) -> Tensor:
     """A boolean tensor from values that are true and false, or 1 and 0."""
     found = torch.as_tensor(values)
     if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
-        raise ValueError("subnetwork: a mask must hold true and false, or 1 and 0; use from_indices for positions")
+        raise ValueError(
+            "subnetwork: a mask must consist of true and false, or of 1 and 0; use from_indices for positions"
+        )
     return found.bool()
 
 
@@ -389,7 +393,9 @@ def from_indices(indices: Tensor | Sequence[int]) -> Selector:
     if found.numel() == 0:
         raise ValueError("subnetwork.from_indices: indices are empty; give at least one index")
     if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
-        raise ValueError("subnetwork.from_indices: indices are not a list of integers; give integers, or use from_mask")
+        raise ValueError(
+            "subnetwork.from_indices: indices are not a list of integers; give integers, or use from_mask for a mask"
+        )
     if len(found.unique()) != len(found):
         raise ValueError("subnetwork.from_indices: an index appears twice; give each index once")
     return _Entries(partial(_indexed, indices=found.long().cpu()))
@@ -480,7 +486,9 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     covariance = widened(covariance)
     least = stable_eigh(0.5 * (covariance + covariance.T), "posterior_gap: the covariance")[0].amin()
     if bool(least < -1e-4 * scale):
-        raise ValueError(f"posterior_gap: an eigenvalue is {float(least):.3g}; give a positive definite matrix")
+        raise ValueError(
+            f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite matrix"
+        )
     inside = covariance[chosen][:, chosen]
     values, vectors = stable_eigh(inside, "posterior_gap: the covariance")
     root = vectors * values.clamp_min(0).sqrt()  # inside = root root^T

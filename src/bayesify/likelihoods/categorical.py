@@ -77,7 +77,9 @@ class Categorical(Likelihood):
     def __init__(self, class_axis: Axis = -1, ignore_index: Index = -100) -> None:
         super().__init__()
         if class_axis == 0:
-            raise ValueError("likelihoods.Categorical: class_axis=0 is the axis of examples; give the axis of classes")
+            raise ValueError(
+                "likelihoods.Categorical: class_axis=0 is the axis of the examples; give the axis of the classes"
+            )
         self._class_axis, self._ignore_index = class_axis, ignore_index
 
     @property

@@ -40,7 +40,9 @@ def expected_log_likelihood(
     if batch == 0:
         raise ValueError("elbo: the batch is empty; give at least one example")
     if num_data < batch:
-        raise ValueError(f"elbo: num_data={num_data} is below the batch size {batch}; give the size of the dataset")
+        raise ValueError(
+            f"elbo: num_data={num_data} is below the batch size {batch}; give the size of the whole dataset"
+        )
     if example_weights is not None:
         check_example_weights(example_weights, batch)
         log_prob = log_prob * example_weights

@@ -92,7 +92,9 @@ def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
 def dense_ranks(scores: Tensor, name: str) -> Tensor:
     """Ranks of scores, starting at 0; equal scores share a rank."""
     if not bool(torch.isfinite(scores).all()):
-        raise ValueError(f"metrics: {name} is not finite for some example; check the outputs for NaN and infinity")
+        raise ValueError(
+            f"metrics: {name} is not finite for some example; check the network's outputs for NaN and infinity"
+        )
     ranks: Tensor = torch.unique(scores, return_inverse=True)[1]
     return ranks
 

@@ -119,7 +119,9 @@ def _attended(query: Any, key: Any, value: Any, mask: Tensor | None, scale: floa
     known = next(part for part in random if part is not None)
     for part in random:
         if part is not None and (part.batch != 0 or part.channels[-1] != 1 or part.channels[-2] != 0):
-            raise NoRule("attention with queries, keys or values of another shape than [B, ..., T, D] is not supported")
+            raise NoRule(
+                "attention whose queries, keys and values do not have the shape [B, ..., T, D] is not supported"
+            )
     parents = [part for part in random if part is not None]
     for one, other in itertools.combinations(parents, 2):
         lanes = one.own_lanes(), other.own_lanes()
@@ -236,7 +238,9 @@ def _multi_head(
 ) -> Any:
     """Multi-head attention with inputs and outputs [T, B, E], which is the order of axes that torch passes."""
     if bias_k is not None or bias_v is not None or add_zero_attn or use_separate_proj_weight or query.ndim != 3:
-        raise NoRule("attention with extra keys, separate projection weights, or no batch axis is not supported")
+        raise NoRule(
+            "attention with extra keys, with separate projection weights, or without a batch axis is not supported"
+        )
     if dropout_p and training:
         raise NoRule("attention with dropout is not supported")
     same = query is key and key is value

@@ -432,7 +432,9 @@ def find_batch(x: Tensor, axes: int, pass_: Pass | None) -> int:
         return 0
     found = [axis for axis in range(axes) if x.shape[axis] == pass_.rows]
     if not found:
-        raise NoRule(f"inputs of shape {tuple(x.shape)} without an axis for {pass_.rows} examples are not supported")
+        raise NoRule(
+            f"an input of shape {tuple(x.shape)} has no axis for the {pass_.rows} examples, which is not supported"
+        )
     if len(found) > 1 and pass_.rows > 1:
         raise SameSizes
     return found[0]

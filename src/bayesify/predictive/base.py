@@ -225,4 +225,6 @@ def check_finite(tensor: Tensor, what: str) -> None:
         wrong = ~torch.isfinite(row)
         if bool(wrong.any()):
             place = [index, *wrong.nonzero()[0].tolist()] if tensor.ndim else []
-            raise ValueError(f"{what} hold {tensor[tuple(place)].item()} at index {place}; remove or impute these rows")
+            raise ValueError(
+                f"{what} hold {tensor[tuple(place)].item()} at index {place}; remove or impute these rows first"
+            )

@@ -119,7 +119,9 @@ class TargetTransform:
             ValueError: If `config` does not describe a transform.
         """
         if not isinstance(config, dict) or config.get("name") not in get_args(TransformName):
-            raise ValueError("TargetTransform.restore: config describes no transform; give the result of config()")
+            raise ValueError(
+                "TargetTransform.restore: config does not describe a transform; give the result of config()"
+            )
         numbers = {key: torch.tensor(config[key], dtype=torch.float64) for key in ("shift", "scale", "power", "unit")}
         return cls(config["name"], **numbers)
 

@@ -258,7 +258,9 @@ class RandomFeatureGP(BayesianNetwork):
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
         """Restore the process, with a copy of the given `RandomFeatureNetwork`, which must have the same sizes."""
         if not isinstance(net, RandomFeatureNetwork):
-            raise ValueError(f"the network is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes")
+            raise ValueError(
+                f"the given network is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"
+            )
         features, stored = net.features, config["network"]
         process = cls(
             features.num_inputs,
@@ -292,7 +294,9 @@ class RandomFeatureGP(BayesianNetwork):
         """
         posterior, likelihood, names = self.posterior, self.likelihood, list(self.weights)
         if not isinstance(posterior, FullCovariance) or not isinstance(likelihood, Gaussian):
-            raise ValueError("RandomFeatureGP.condition needs posterior='full_covariance' and a Gaussian likelihood")
+            raise ValueError(
+                "RandomFeatureGP.condition needs posterior='full_covariance' and a Gaussian likelihood; give both"
+            )
         targets = y.unsqueeze(-1) if y.ndim == 1 else y
         if targets.shape != (len(x), len(names)):
             raise ValueError(

@@ -183,7 +183,9 @@ def catalog(network: nn.Module) -> Catalog:
         names.setdefault(id(parameter), []).append(name)
         tensors[id(parameter)] = parameter
     if not names:
-        raise ValueError(f"bayesianize: {type(network).__name__} has no parameters; give a network with weights")
+        raise ValueError(
+            f"bayesianize: {type(network).__name__} has no parameters; give a network with at least one weight"
+        )
     found = Catalog()
     positions: dict[str, int] = {}
     order = {path: index for index, (path, _) in enumerate(network.named_modules(remove_duplicate=False))}

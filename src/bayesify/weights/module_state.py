@@ -31,7 +31,9 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
-            raise TypeError(f"save: the state entry {name!r} is a {type(value).__name__}; only tensors can be stored")
+            raise TypeError(
+                f"save: the state entry {name!r} has type {type(value).__name__}; only tensors can be stored"
+            )
         if name.endswith(MASK_SUFFIX):  # eight entries per byte, row-major, padded with zeros
             value = torch.from_numpy(np.packbits(value.cpu().numpy()))
         state[name.replace("/", ".")] = value

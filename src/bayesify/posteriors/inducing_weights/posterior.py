@@ -106,7 +106,9 @@ class InducingWeights(Posterior):
     ) -> None:
         super().__init__()
         if max_std is not None and q != "diagonal":
-            raise ValueError(f"InducingWeights: max_std applies only to q='diagonal', not to q={q!r}; omit max_std")
+            raise ValueError(
+                f"InducingWeights: max_std applies only to q='diagonal', not to q={q!r}; leave out max_std"
+            )
         if shared is not None:
             if len(shared) != 2:
                 raise ValueError(f"InducingWeights: shared={shared} is not a pair of sizes; give (rows, cols)")
