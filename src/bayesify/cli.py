@@ -211,9 +211,18 @@ def reproduce(
     from bayesify_papers.command import run_command
 
     code = run_command(
-        names or [], show=show, status=status, everything=everything, smoke=smoke, out=out, engine=engine, workers=workers,
-        only=part or [], data=data, arguments=arguments,
-    )  # fmt: skip
+        names or [],
+        show=show,
+        status=status,
+        everything=everything,
+        smoke=smoke,
+        out=out,
+        engine=engine,
+        workers=workers,
+        only=part or [],
+        data=data,
+        arguments=arguments,
+    )
     raise typer.Exit(code)
 
 

@@ -265,9 +265,16 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             prior = self.prior.draw(num_draws, noise)
             kl: Any = prior.kl
             request = DrawRequest(
-                num_draws=num_draws, prior=prior, noise=noise, antithetic=antithetic, local=local, num_data=num_data,
-                runner=road.runner, layout=self.layout, autocast=autocast,
-            )  # fmt: skip
+                num_draws=num_draws,
+                prior=prior,
+                noise=noise,
+                antithetic=antithetic,
+                local=local,
+                num_data=num_data,
+                runner=road.runner,
+                layout=self.layout,
+                autocast=autocast,
+            )
             for index, draw in enumerate(road.ways):
                 if index:
                     request = replace(request, weights=weights)
@@ -344,9 +351,14 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             ValueError: If inputs or targets are not finite or do not fit the network, or if the result is not finite.
         """
         log_likelihood, kl = self.elbo_terms(
-            x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator,
+            x,
+            y,
+            num_data=num_data,
+            num_draws=num_draws,
+            example_weights=example_weights,
+            generator=generator,
             antithetic=antithetic,
-        )  # fmt: skip
+        )
         return objectives.elbo(log_likelihood, kl, kl_weight)
 
     @checked

@@ -275,9 +275,15 @@ class BoTorchModel(_Model):
         fit(made, loader, epochs=epochs, learning_rate=learning_rate, seed=seed, **{"progress": False, **options})
         generator = torch.Generator().manual_seed(seed)
         return BoTorchModel(
-            made, num_draws, inputs=self._inputs, targets=self._targets, data=(x, y), likelihood=likelihood,
-            output=self._output, generator=generator,
-        )  # fmt: skip
+            made,
+            num_draws,
+            inputs=self._inputs,
+            targets=self._targets,
+            data=(x, y),
+            likelihood=likelihood,
+            output=self._output,
+            generator=generator,
+        )
 
 
 def _precise(draws: Draws) -> Draws:

@@ -259,9 +259,15 @@ def _exported(
     with warnings.catch_warnings(), assigned([talk], "disabled", True):
         warnings.simplefilter("ignore")  # hide deprecation warnings of the exporter itself
         program: Any = torch.onnx.export(
-            graph, inputs, input_names=list(names), output_names=list(outputs), dynamic_shapes=axes, dynamo=True,
-            verbose=False, optimize=optimize,
-        )  # fmt: skip
+            graph,
+            inputs,
+            input_names=list(names),
+            output_names=list(outputs),
+            dynamic_shapes=axes,
+            dynamo=True,
+            verbose=False,
+            optimize=optimize,
+        )
     # Remove metadata: the exporter stores the source path of each operation.
     package("onnx_ir.passes.common").ClearMetadataAndDocStringPass()(program.model)
     return program

@@ -232,11 +232,15 @@ class Chains(FixedDraws):
         values = self.functions(x).flatten(2)
         r_hat, effective = split_r_hat(values), effective_sample_size(values)
         return Diagnostics(
-            r_hat=float(r_hat.max()), r_hat_95=float(r_hat.quantile(0.95)), effective_draws=float(effective.min()),
-            median_effective_draws=float(effective.median()), log_density_r_hat=float(split_r_hat(self.log_density)),
+            r_hat=float(r_hat.max()),
+            r_hat_95=float(r_hat.quantile(0.95)),
+            effective_draws=float(effective.min()),
+            median_effective_draws=float(effective.median()),
+            log_density_r_hat=float(split_r_hat(self.log_density)),
             log_density_effective_draws=float(effective_sample_size(self.log_density)),
-            energy_error=float(self.energy_error.double().mean()), acceptance=float(self.acceptance.double().mean()),
-        )  # fmt: skip
+            energy_error=float(self.energy_error.double().mean()),
+            acceptance=float(self.acceptance.double().mean()),
+        )
 
     def state(self) -> dict[str, Tensor]:
         """The draws, and the chains' log densities, energy errors and acceptance rates."""

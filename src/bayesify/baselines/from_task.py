@@ -84,9 +84,14 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
     bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)
     kept = max(1, min(num_draws, epochs))
     draws = nuts(
-        bnn, **rows, num_draws=kept, num_warmup=max(1, epochs), thin=max(1, epochs // kept),
-        max_tree_depth=5 if epochs < MIN_FULL_CHAIN_STEPS else 8, seed=task.seed,
-    )  # fmt: skip
+        bnn,
+        **rows,
+        num_draws=kept,
+        num_warmup=max(1, epochs),
+        thin=max(1, epochs // kept),
+        max_tree_depth=5 if epochs < MIN_FULL_CHAIN_STEPS else 8,
+        seed=task.seed,
+    )
     return FixedDraws(draws, bnn.require_likelihood("fit_hmc"))
 
 
@@ -103,6 +108,11 @@ def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int =
     search_point(bnn, task.loader, num_data=task.num_data, epochs=epochs, seed=task.seed)
     kept = max(1, min(num_draws // members, epochs))
     return microcanonical(
-        bnn, **rows, num_draws=kept, num_warmup=max(3, epochs // 2), thin=max(1, epochs // kept),
-        max_steps=SHORT_TRAJECTORY_STEPS if epochs < MIN_FULL_CHAIN_STEPS else 256, seed=task.seed,
-    )  # fmt: skip
+        bnn,
+        **rows,
+        num_draws=kept,
+        num_warmup=max(3, epochs // 2),
+        thin=max(1, epochs // kept),
+        max_steps=SHORT_TRAJECTORY_STEPS if epochs < MIN_FULL_CHAIN_STEPS else 256,
+        seed=task.seed,
+    )

@@ -106,9 +106,13 @@ class IVON(NaturalGradient):
         self._begin()
         assert self.num_data is not None
         data, kl = self.bnn.elbo_terms(
-            batch.x, batch.y, num_data=self.num_data, num_draws=self.num_draws, example_weights=batch.weights,
+            batch.x,
+            batch.y,
+            num_data=self.num_data,
+            num_draws=self.num_draws,
+            example_weights=batch.weights,
             generator=generator,
-        )  # fmt: skip
+        )
         loss = (self.kl_weight * kl.mean() - data.mean()) / self.num_data
         named = {f"mean of {name}": mean for name, (mean, _) in self._pairs.items()}
         named |= {f"scale of {name}": log_std for name, (_, log_std) in self._pairs.items()}

@@ -96,9 +96,17 @@ class NoisyKFAC(LayerwiseTrainer):
         point_learning_rate: Positive = 1e-3,
     ) -> None:
         super().__init__(
-            bnn, num_data=num_data, learning_rate=learning_rate, momentum=momentum, decay=decay, damping=damping,
-            num_draws=num_draws, antithetic=antithetic, kl_weight=kl_weight, point_learning_rate=point_learning_rate,
-        )  # fmt: skip
+            bnn,
+            num_data=num_data,
+            learning_rate=learning_rate,
+            momentum=momentum,
+            decay=decay,
+            damping=damping,
+            num_draws=num_draws,
+            antithetic=antithetic,
+            kl_weight=kl_weight,
+            point_learning_rate=point_learning_rate,
+        )
         self.fisher, self.factor_every, self.inverse_every = fisher, factor_every, inverse_every
         for _, layer in self._layers():
             self._check_layer(layer)

@@ -48,9 +48,16 @@ def train_winner(
             warnings.simplefilter("ignore")
             notes = [f"bayesify compare: {verdict.headline} {words}", *table.notes, *table.cautions]
             made = fit_table(
-                table.frame, table.target, name=table.name, notes=notes, method=name, task=table.task, seed=question.seed,
-                scored=_scored(row, summary), missing=tuple(question.reading.missing),
-            )  # fmt: skip
+                table.frame,
+                table.target,
+                name=table.name,
+                notes=notes,
+                method=name,
+                task=table.task,
+                seed=question.seed,
+                scored=_scored(row, summary),
+                missing=tuple(question.reading.missing),
+            )
         made.write(folder / MODEL_FOLDER)
     except FAILURES as error:
         return Winner(name, "", f"{words} It could not be trained on all rows: {error}")

@@ -20,9 +20,14 @@ def fit_deep_gp(
     """Train a deep Gaussian process instead of the task's network, with the same number of outputs."""
     model = make_deep_gp(task, depth=depth, num_inducing=num_inducing, inducing=inducing)
     model.fit(
-        task.loader, epochs=task.epochs, learning_rate=learning_rate, seed=task.seed, num_data=task.num_data,
-        num_draws=num_draws, progress=False,
-    )  # fmt: skip
+        task.loader,
+        epochs=task.epochs,
+        learning_rate=learning_rate,
+        seed=task.seed,
+        num_data=task.num_data,
+        num_draws=num_draws,
+        progress=False,
+    )
     return model
 
 
@@ -34,7 +39,12 @@ def make_deep_gp(
     with torch.no_grad():
         num_outputs = task.net(batches[0].x[:2]).shape[-1]
     return DeepGP(
-        torch.cat([batch.x for batch in batches]), torch.cat([batch.y for batch in batches]), depth=depth,
-        num_outputs=num_outputs, num_inducing=num_inducing, inducing=inducing, likelihood=task.likelihood,
+        torch.cat([batch.x for batch in batches]),
+        torch.cat([batch.y for batch in batches]),
+        depth=depth,
+        num_outputs=num_outputs,
+        num_inducing=num_inducing,
+        inducing=inducing,
+        likelihood=task.likelihood,
         seed=task.seed,
-    )  # fmt: skip
+    )

@@ -201,9 +201,16 @@ def _train_posterior(
 
     num_draws = max(TRAINING_DRAWS if bnn.num_distinct_draws != 1 else 1, bnn.posterior.training_draws)
     fit(
-        bnn, problem.loader, epochs=epochs, map_epochs=map_epochs, learning_rate=LEARNING_RATE, num_draws=num_draws,
-        callbacks=[watch], seed=seed, progress=False,
-    )  # fmt: skip
+        bnn,
+        problem.loader,
+        epochs=epochs,
+        map_epochs=map_epochs,
+        learning_rate=LEARNING_RATE,
+        num_draws=num_draws,
+        callbacks=[watch],
+        seed=seed,
+        progress=False,
+    )
     return bnn, f"stopped at the limit of {budget:g} s after {stopped} of {total} steps" if stopped else ""
 
 

@@ -28,9 +28,13 @@ def fit_function_space(
     bnn = bayesianize(task.net, MeanField(init_std=init_std), likelihood=task.likelihood, prior=task.prior)
     model = FunctionSpaceVI(bnn, 0.0, prior_variance, box_around(task, widths, points))
     model.fit(
-        task.loader, epochs=task.epochs, learning_rate=learning_rate, num_data=task.num_data, seed=task.seed,
+        task.loader,
+        epochs=task.epochs,
+        learning_rate=learning_rate,
+        num_data=task.num_data,
+        seed=task.seed,
         progress=False,
-    )  # fmt: skip
+    )
     return model
 
 

@@ -95,9 +95,14 @@ class Trace:
     def _backward(self, taps: list[Tensor], vectors: Tensor) -> Sequence[Tensor | None]:
         def once(vector: Tensor, materialize: bool = False) -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(
-                self.outputs, taps, vector, retain_graph=True, create_graph=self.differentiable, allow_unused=True,
+                self.outputs,
+                taps,
+                vector,
+                retain_graph=True,
+                create_graph=self.differentiable,
+                allow_unused=True,
                 materialize_grads=materialize,
-            )  # fmt: skip
+            )
 
         if len(vectors) == 1:
             return [None if grad is None else grad.unsqueeze(0) for grad in once(vectors[0])]

@@ -590,9 +590,14 @@ class Laplace(Drawable):
                 return losses[0] / precisions.MAX_TRAINING_LOSS_RISE
 
         find_factor(
-            few, subset.take(self.values).to(equations.prior), self._num_outputs, self.sampling.search_iterations,
-            self.sampling.tolerance, finds_noise=self._finds_noise, excess=excess,
-        )  # fmt: skip
+            few,
+            subset.take(self.values).to(equations.prior),
+            self._num_outputs,
+            self.sampling.search_iterations,
+            self.sampling.tolerance,
+            finds_noise=self._finds_noise,
+            excess=excess,
+        )
         equations.factor, equations.noise_ratio = few.factor, few.noise_ratio
 
     def _losses_of_draws(
@@ -727,10 +732,15 @@ class Laplace(Drawable):
                 return swag.fit(examples.loader, read_batch=examples.reader, **options).variance()
 
         return Candidates(
-            weights=self.weights, values=self.values, frozen=self._frozen, curvatures=curvatures,
-            precisions=lambda: every.split(self._prior(every)), last=last, iterates=iterates,
+            weights=self.weights,
+            values=self.values,
+            frozen=self._frozen,
+            curvatures=curvatures,
+            precisions=lambda: every.split(self._prior(every)),
+            last=last,
+            iterates=iterates,
             fixed=padding_entries(self.network, self.weights),
-        )  # fmt: skip
+        )
 
     def _check_whole(self, subset: Subset) -> None:
         everything = Subset.trained(self.network, self.weights)
@@ -757,10 +767,15 @@ class Laplace(Drawable):
 
         def read(count: int | None) -> Pieces:
             return Pieces(
-                examples, self._jacobians(over.names),
-                OutputCurvature(self.likelihood, self.curvature, count, self.seed), self.memory,
-                over.size if structure == "full" else 0, num_examples, one_by_one=structure == "diagonal", store=store,
-            )  # fmt: skip
+                examples,
+                self._jacobians(over.names),
+                OutputCurvature(self.likelihood, self.curvature, count, self.seed),
+                self.memory,
+                over.size if structure == "full" else 0,
+                num_examples,
+                one_by_one=structure == "diagonal",
+                store=store,
+            )
 
         title = f"{structure} curvature"
         few = NUM_SCALE_SAMPLES if self.covariance == "sampled" and self.num_samples is None else None
@@ -1274,10 +1289,13 @@ class Laplace(Drawable):
             raise ValueError("tune_prior_precision: noise=True works only with covariance='full' and marginal=False")
         mean = subset.take(self.values).double()
         variance = fixed_point_noise(
-            posterior.spectrum(), posterior.factor, float(likelihood.noise.detach()),
-            squared_norm=float((posterior.prior.double() * mean.square()).sum()), squared_error=self.data.squared_error,
+            posterior.spectrum(),
+            posterior.factor,
+            float(likelihood.noise.detach()),
+            squared_norm=float((posterior.prior.double() * mean.square()).sum()),
+            squared_error=self.data.squared_error,
             count=self._num_outputs,
-        )  # fmt: skip
+        )
         self.set_noise(variance)
 
     @property

@@ -228,10 +228,19 @@ class Moments(StructuredWeight):
 
 
 _NAMES = {
-    "input": "x", "tensor": "x", "other": "y", "tensors": "values", "axis": "dim", "keepdims": "keepdim",
-    "normalized_shape": "shape", "num_groups": "groups", "kernel_size": "size", "output_size": "size",
-    "split_size": "size", "split_size_or_sections": "size",
-}  # fmt: skip
+    "input": "x",
+    "tensor": "x",
+    "other": "y",
+    "tensors": "values",
+    "axis": "dim",
+    "keepdims": "keepdim",
+    "normalized_shape": "shape",
+    "num_groups": "groups",
+    "kernel_size": "size",
+    "output_size": "size",
+    "split_size": "size",
+    "split_size_or_sections": "size",
+}
 """Mapping from torch's argument names to the shorter names that the rules use."""
 
 

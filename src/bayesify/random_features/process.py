@@ -203,9 +203,14 @@ class RandomFeatureGP(BayesianNetwork):
         """The two terms of `elbo`, separately. Each has shape [1] if the bound has a closed form, otherwise [S]."""
         if not self.has_exact_bound:
             return super().elbo_terms(
-                x, y, num_data=num_data, num_draws=num_draws, example_weights=example_weights, generator=generator,
+                x,
+                y,
+                num_data=num_data,
+                num_draws=num_draws,
+                example_weights=example_weights,
+                generator=generator,
                 antithetic=antithetic,
-            )  # fmt: skip
+            )
         assert isinstance(self.likelihood, Gaussian)
         mean, variance = self.function_moments(x)
         moments, likelihood = (mean.unsqueeze(0), variance.unsqueeze(0)), self.likelihood

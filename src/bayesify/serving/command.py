@@ -172,9 +172,15 @@ def _train(
 
     say(Console(stderr=True), f"training on {len(source.frame):,} rows of {source.where} ...", style="dim")
     return fit_table(
-        source.frame, column, name=source.where, notes=source.notes, task=task or source.task, missing=reading.missing,
-        verbose=True, **options,
-    )  # fmt: skip
+        source.frame,
+        column,
+        name=source.where,
+        notes=source.notes,
+        task=task or source.task,
+        missing=reading.missing,
+        verbose=True,
+        **options,
+    )
 
 
 def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, given: list[str]) -> ModelFolder:
@@ -192,8 +198,14 @@ def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, giv
     source = read_source(table, like_training(ModelFolder.read(folder).about, reading))
     say(Console(stderr=True), f"training {folder} with {len(source.frame):,} rows of {source.where} ...", style="dim")
     return update_table(
-        folder, source.frame, name=source.where, notes=source.notes, missing=reading.missing, keep_rows=keep_rows, verbose=True,
-    )  # fmt: skip
+        folder,
+        source.frame,
+        name=source.where,
+        notes=source.notes,
+        missing=reading.missing,
+        keep_rows=keep_rows,
+        verbose=True,
+    )
 
 
 def _print_fitted(about: About, folder: Path) -> None:
