@@ -70,7 +70,9 @@ class Box(Context):
         n: Count = 10,
     ) -> None:
         if (low is None) != (high is None):
-            raise ValueError("Box: only one of low and high is given; give both, or neither to use each batch's range")
+            raise ValueError(
+                "Box: only one of low and high is given; give both, or give neither to use the range of each batch"
+            )
         self.follows_batch = low is None
         ends = (0.0, 1.0) if low is None else (low, high)
         self.low, self.high = (torch.as_tensor(end, dtype=torch.float64).detach().cpu() for end in ends)
@@ -245,7 +247,9 @@ class NoisyContext(StoredContext):
     def change(self, inputs: Tensor, generator: torch.Generator | None) -> Tensor:
         """Add the noise."""
         if not inputs.is_floating_point():
-            raise ValueError(f"NoisyContext: noise cannot be added to {inputs.dtype} inputs; use DatasetContext")
+            raise ValueError(
+                f"NoisyContext: inputs have type {inputs.dtype}, to which no noise can be added; use DatasetContext"
+            )
         noise = standard_normal(inputs.numel(), inputs, generator).view(inputs.shape)
         return torch.add(inputs, noise, alpha=self.std)
 
