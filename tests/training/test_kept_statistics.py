@@ -13,7 +13,7 @@ import bayesify
 from bayesify import baselines, likelihoods, posteriors
 from bayesify.adapters.drawn import fixed_draws
 from bayesify.training import Devices
-from bayesify.training.batches import items_all_over
+from bayesify.training.batches import batches_all_over
 from bayesify.weights.batch_statistics import checksum_of
 
 X = torch.randn(96, 3, generator=torch.Generator().manual_seed(1)) * 2 + 1
@@ -233,13 +233,13 @@ def test_frozen_layers_keep_theirs_and_some_examples_will_do():
 
 def test_batches_come_from_all_over_a_loader_that_does_not_shuffle():
     batches = list(LOADER)
-    seen = [item[0] for item in items_all_over(batches, 48, None)]
+    seen = [batch.x for batch in batches_all_over(batches, 48, None)]
     assert [next(i for i, (x, _) in enumerate(batches) if x is found) for found in seen] == [0, 2, 4]
-    seen = [item[0] for item in items_all_over(batches, 64)]  # two thirds, not the first ones
+    seen = [batch.x for batch in batches_all_over(batches, 64)]  # two thirds, not the first ones
     assert [next(i for i, (x, _) in enumerate(batches) if x is found) for found in seen] == [0, 2, 3, 5]
-    assert len(list(items_all_over(batches, None))) == 6
+    assert len(list(batches_all_over(batches, None))) == 6
     shuffled = DataLoader(LOADER.dataset, batch_size=16, shuffle=True)
-    assert len(list(items_all_over(shuffled, 40, None))) == 3
+    assert len(list(batches_all_over(shuffled, 40, None))) == 3
 
 
 def test_threads_predict_the_same():

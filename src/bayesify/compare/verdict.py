@@ -386,7 +386,10 @@ def _effect(row: MethodRow, summary: Summary) -> str:
 
 def _outside(row: MethodRow, summary: Summary) -> list[str]:
     """Sentences that say whether this method detects out-of-distribution rows, if there are any, and which method does best."""
-    found = {other.name: _noticed(other) for other in summary.ranked}
+    found: dict[str, float | None] = {}  # highest AUROC of each method's measures of uncertainty
+    for other in summary.ranked:
+        known = [value for key, value in other.means.items() if key.startswith("auroc_") and value is not None]
+        found[other.name] = max(known, default=None)
     mine = found[row.name]
     if mine is None:
         return []
@@ -400,13 +403,6 @@ def _outside(row: MethodRow, summary: Summary) -> list[str]:
     if mine < MIN_DETECTION_AUROC <= highest:
         told += f" {capital(most)} {_verb(most, 'does', 'do')}, in {100 * highest:.0f} of 100 pairs."
     return [told]
-
-
-def _noticed(row: MethodRow) -> float | None:
-    """The highest AUROC with which one of the method's uncertainty measures detects out-of-distribution rows; `None` if no AUROC
-    is known."""
-    known = [value for key, value in row.means.items() if key.startswith("auroc_") and value is not None]
-    return max(known) if known else None
 
 
 def _details(summary: Summary) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -141,17 +141,7 @@ def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
     `node` is the outputs' node in the autograd graph. `calls` has the nodes of the outputs of each call of a layer.
     """
     place_of = {made: place for place, nodes in enumerate(calls) for made in nodes if made is not None}
-    reached: set[int] = set()
-    seen, waiting = set(), [node]
-    while waiting:
-        one = waiting.pop()
-        if one is None or one in seen:
-            continue
-        seen.add(one)
-        if one in place_of:
-            reached.add(place_of[one])
-        else:
-            waiting += [parent for parent, _ in one.next_functions]
+    reached = {place_of[one] for one in _nodes(node, place_of) if one in place_of}
     behind = {place: set().union(*(_nodes(made) for made in calls[place])) for place in reached}
     upstream = {
         place for place in reached for other in reached - {place} if behind[other].intersection(calls[place]) - {None}
@@ -175,13 +165,13 @@ def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool
                 yield from ((id(leaf.variable), is_product) for leaf in behind if hasattr(leaf, "variable"))
 
 
-def _nodes(node: Any) -> set[Any]:
-    """A node of the autograd graph and all nodes on which it depends."""
+def _nodes(node: Any, ends: Container[Any] = ()) -> set[Any]:
+    """A node of the autograd graph and all nodes on which it depends, except the nodes behind `ends`."""
     seen: set[Any] = set()
     waiting = [node]
     while waiting:
         node = waiting.pop()
         if node is not None and node not in seen:
             seen.add(node)
-            waiting += [parent for parent, _ in node.next_functions]
+            waiting += [parent for parent, _ in node.next_functions] if node not in ends else []
     return seen

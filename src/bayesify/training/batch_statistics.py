@@ -16,7 +16,7 @@ from bayesify.predictor import DEFAULT_NUM_DRAWS, Batch, Trainable
 from bayesify.running.inputs_and_outputs import as_inputs, each
 from bayesify.running.modes import assigned, modes_kept
 from bayesify.running.runner import Runner
-from bayesify.training.batches import BatchReader, check_repeatable, items_all_over, parse_batch
+from bayesify.training.batches import BatchReader, batches_all_over, check_repeatable
 from bayesify.weights.batch_statistics import KeptStatistics, pooling, running_statistics, tracking_layers
 
 MAX_EXAMPLES = 2048
@@ -75,8 +75,7 @@ def keep_draws(
         )
     check_repeatable(loader)
     draws = model.draw(num_draws, generator=torch.Generator().manual_seed(seed))
-    batches = (parse_batch(item, read_batch) for item in items_all_over(loader, max_examples, read_batch))
-    own = statistics_of(draws.runner, draws.weights, layers, batches)
+    own = statistics_of(draws.runner, draws.weights, layers, batches_all_over(loader, max_examples, read_batch))
     values = {name: torch.stack([part[name] for part in own]) for name in own[0]}
     model.kept_statistics = KeptStatistics.of(seed, values, model.network, model.posteriors, model.prior)
 

@@ -221,8 +221,10 @@ def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader 
     return batches
 
 
-def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: BatchReader | None = None) -> Iterator[Any]:
-    """Take items from a loader until they contain enough examples. Unless the loader shuffles, the items are equally spaced,
+def batches_all_over(
+    loader: Iterable[Any], num_examples: int | None, reader: BatchReader | None = None
+) -> Iterator[Batch]:
+    """Take batches from a loader until they contain enough examples. Unless the loader shuffles, the batches are equally spaced,
     because the rows may be sorted."""
     shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
     length = len(loader) if isinstance(loader, Sized) and not shuffled else 0
@@ -230,17 +232,13 @@ def items_all_over(loader: Iterable[Any], num_examples: int | None, reader: Batc
     for index, item in enumerate(loader):
         if index and index * needed // total == (index - 1) * needed // total:
             continue
-        yield item
-        seen += len(parse_batch(item, reader))
+        batch = parse_batch(item, reader)
+        yield batch
+        seen += len(batch)
         if num_examples is not None and seen >= num_examples:
             return
         if index == 0 and length and seen and num_examples is not None:
             total, needed = length, min(length, -(-num_examples // seen))
-
-
-def batches_all_over(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """Take batches from all parts of a loader until they contain enough examples; see `items_all_over`."""
-    return [parse_batch(item, reader) for item in items_all_over(loader, num_examples, reader)]
 
 
 def cut(batches: Sequence[Batch], count: int) -> list[Batch]:

@@ -117,7 +117,8 @@ class Checkpoint:
                     f"{path}: the checkpoint was written with {key[:100]}={repr(before)[:200]}, but this run has "
                     f"{repr(now)[:200]}; use the same value, or Checkpointing(path, resume=False) to start again"
                 )
-        if are_other_data(self.data, data):
+        # Differences in fewer than half of the rows count as corrections of the same data.
+        if len(self.data) == len(data) > 0 and 2 * sum(map(str.__ne__, self.data, data)) >= len(data):
             raise ValueError(
                 f"{path}: the checkpoint belongs to a run on different data (some rows differ); give the same data, "
                 "or Checkpointing(path, resume=False) to start again"
@@ -251,13 +252,6 @@ def data_fingerprint(loader: Any) -> list[str]:
     except Exception:  # training will report problems of the data, with epoch and batch
         return []
     return first if first == second else []
-
-
-def are_other_data(before: Sequence[str], now: Sequence[str]) -> bool:
-    """Whether two comparable fingerprints differ in at least half of the rows. Differences in fewer rows count as corrections of
-    the same data."""
-    known = len(before) == len(now) > 0
-    return known and 2 * sum(map(str.__ne__, before, now)) >= len(now)
 
 
 def _places(count: int) -> list[int]:
