@@ -88,12 +88,9 @@ class DenseSpread(Spread):
 
 
 class SharedBasis(Spread):
-    r"""Covariances $C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows. No row needs its own
-    decomposition.
+    r"""Covariances $C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows, by default the identity.
 
-    Args:
-        variances: v, [N, K].
-        basis: Eigenvectors U, [K, K]; the identity by default.
+    The variances v are [N, K], and the eigenvectors U are [K, K]. No row needs its own decomposition.
     """
 
     def __init__(self, variances: Tensor, basis: Tensor | None = None) -> None:
