@@ -406,13 +406,17 @@ class LayerwiseTrainer(NaturalGradient):
 
     @abstractmethod
     def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
-        """Observations of the curvature from one draw's backward pass. Like the gradient, each observation is a weighted sum
-        over examples, divided by the number of rows."""
+        """Observations of the curvature from one draw's backward pass.
+
+        Like the gradient, each observation is a weighted sum over examples, divided by the number of rows.
+        """
 
     @abstractmethod
     def update(self, gradient: Mapping[str, Tensor], curvature: Moments, learning_rate: float) -> Changes:
-        """Compute a step of the posterior. Only the moments change; the caller applies the step. `gradient` is the gradient of
-        the mean negative log-likelihood per example, by weight name; see `curvature`."""
+        """Compute a step of the posterior. Only the moments change; the caller applies the step.
+
+        `gradient` is the gradient of the mean negative log-likelihood per example, by weight name; see `curvature`.
+        """
 
     @property
     def row_damping(self) -> float:
@@ -421,7 +425,9 @@ class LayerwiseTrainer(NaturalGradient):
 
     def average(self, kind: str, name: str, value: Tensor, decay: float, times: int | None = None) -> Tensor:
         """Update the moving average of one moment with an observation, and return the average with Adam's bias correction.
-        `times` is the number of updates, including this one; the default is the number of steps."""
+
+        `times` is the number of updates, including this one; the default is the number of steps.
+        """
         known = self.moments.setdefault(kind, {})
         past = known.get(name)
         known[name] = (1 - decay) * value if past is None else past.lerp(value, 1 - decay)

@@ -268,7 +268,10 @@ class SWAG(Drawable):
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
         """Train at `rate`. If the posterior then predicts the rows from `read` clearly worse than the original network, start
-        again at a lower rate, at most `MAX_TRIES - 1` times. If `read` is `None`, train once."""
+        again at a lower rate, at most `MAX_TRIES - 1` times.
+
+        If `read` is `None`, train once.
+        """
         parts, network = (self.network, self.likelihood), copy.deepcopy(self.network).eval()
         given, collected = [copy.deepcopy(part.state_dict()) for part in parts], self.count
         for _ in range(MAX_TRIES - 1 if read is not None and not collected else 0):

@@ -169,8 +169,11 @@ def _again(function: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 class _SquaredSums(torch.autograd.Function):
-    r"""$\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$ for each vector and example, computed for a few outputs i at a time.
-    With a single piece, the inner sums are kept for the backward pass; otherwise they are recomputed."""
+    r"""$\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$ for each vector and example, computed for a few outputs i at
+    a time.
+
+    With a single piece, the inner sums are kept for the backward pass; otherwise they are recomputed.
+    """
 
     @staticmethod
     def forward(ctx: Any, g: Tensor, a: Tensor, variance: Tensor, pieces: list[slice]) -> Tensor:

@@ -307,8 +307,10 @@ class Jacobians:
     def _agreeing(
         self, uses: Uses, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor], alone: Tensor | None = None
     ) -> Uses:
-        """The rules that agree with automatic differentiation on some examples, with a loss over the first half of the
-        examples. `alone` is the output of the first example in a batch of its own, if it is known."""
+        """The rules that agree with automatic differentiation on some examples, with a loss over the first half of the examples.
+
+        `alone` is the output of the first example in a batch of its own, if it is known.
+        """
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
         call = self._call({**fixed, **weights}, args, kwargs)
@@ -491,8 +493,10 @@ def _watched(uses: Uses) -> dict[nn.Module, Rule]:
 
 
 def check_deterministic(network: nn.Module, *, evaluate: bool = False) -> None:
-    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch. If `evaluate` is true, all layers
-    are treated as in evaluation mode."""
+    """Raise `ValueError` for layers whose outputs are random or mix the examples of a batch.
+
+    If `evaluate` is true, all layers are treated as in evaluation mode.
+    """
     for name, module in network.named_modules():
         training = module.training and not evaluate
         if isinstance(module, _BatchNorm) and (training or module.running_mean is None):

@@ -123,8 +123,10 @@ class Trace:
 
 
 class Pulled:
-    """K gradients [K, B, ...] at every call of the traced layers, for all or some of the examples. Gradients with respect to
-    weights follow from these gradients."""
+    """K gradients [K, B, ...] at every call of the traced layers, for all or some of the examples.
+
+    Gradients with respect to weights follow from these gradients.
+    """
 
     def __init__(self, found: list[tuple[Application, Tensor]], index: slice | None = None) -> None:
         self._found, self._index = found, index

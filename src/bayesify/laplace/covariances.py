@@ -53,12 +53,17 @@ class WeightCovariance(ABC):
 
     @abstractmethod
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
-        r"""Covariances $J_b \Sigma J_b^\top$ for B examples, where $J_b$ has one row for each of K vectors: [B, K, K]. With C
-        values of c in `factors`, which replace the object's own factor, the result is [C, B, K, K]."""
+        r"""Covariances $J_b \Sigma J_b^\top$ for B examples, where $J_b$ has one row for each of K vectors: [B, K, K].
+
+        With C values of c in `factors`, which replace the object's own factor, the result is [C, B, K, K].
+        """
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
-        """Covariances over the K outputs of the network's last layer, at all B T positions, for each factor. The subset must
-        consist of the last layer's weights. The layer's inputs `a`, [B, T, D], have a column of ones for the bias."""
+        """Covariances over the K outputs of the network's last layer, at all B T positions, for each factor.
+
+        The subset must consist of the last layer's weights. The layer's inputs `a`, [B, T, D], have a column of ones for the
+        bias.
+        """
         rows = a.flatten(0, 1).unsqueeze(1)
         return [DenseSpread(found) for found in self.across_positions(rows, factors)]
 

@@ -181,8 +181,11 @@ class Examples:
 
 @dataclass
 class Pieces:
-    """A pass over examples, in pieces whose Jacobians fit into a memory budget. For each piece, iteration yields the linearized
-    network, the vectors of its `OutputCurvature`, and the weights of the examples. It also adds up the data term."""
+    """A pass over examples, in pieces whose Jacobians fit into a memory budget.
+
+    For each piece, iteration yields the linearized network, the vectors of its `OutputCurvature`, and the weights of
+    the examples. It also adds up the data term.
+    """
 
     examples: Examples
     jacobians: Jacobians
@@ -207,8 +210,10 @@ class Pieces:
         self.close(data)
 
     def features(self) -> Iterator[tuple[Features, Batch]]:
-        """A pass over the examples that yields the inputs of the network's last layer instead of derivatives. Raises
-        `FeaturesEnd` if any process finds a batch in which the network's outputs are not the outputs of its last layer."""
+        """A pass over the examples that yields the inputs of the network's last layer instead of derivatives.
+
+        Raises `FeaturesEnd` if any process finds a batch in which the network's outputs are not the outputs of its last layer.
+        """
         data, ended = DataTerm(), False
         with self.jacobians.held() as jacobians:
             for piece, (args, kwargs) in self.read(data, self._feature_rows):
@@ -450,8 +455,10 @@ class Piece:
 
 
 def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: Batch) -> Piece:
-    """The inputs of the layer, and the curvature of the loss with respect to the layer's outputs. Raises `FeaturesEnd` if
-    classes are spread over several positions of the layer."""
+    """The inputs of the layer, and the curvature of the loss with respect to the layer's outputs.
+
+    Raises `FeaturesEnd` if classes are spread over several positions of the layer.
+    """
     a = features.of(layer)
     h, q = likelihood.fisher_parts(widened(features.outputs), batch.y)
     diagonal = features.at_positions(h.detach())

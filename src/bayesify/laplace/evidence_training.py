@@ -46,8 +46,11 @@ class LayerwiseGaussian(Prior):
 
 
 class EvidenceTraining:
-    """A network in training (`bnn`); the evidence updates its noise variance and its prior precisions, which are stored by
-    weight name. The variance of Gaussian noise stays fixed if the user gave it or if it was trained before."""
+    """A network in training (`bnn`); the evidence updates its noise variance and its prior precisions, which are stored by weight
+    name.
+
+    The variance of Gaussian noise stays fixed if the user gave it or if it was trained before.
+    """
 
     def __init__(
         self, net: nn.Module, likelihood: Likelihood | str | Mapping[str, Any], covariance: Structure, memory: int | str
@@ -140,8 +143,10 @@ def fit_with_evidence(
 
 @torch.no_grad()
 def maximize_evidence(laplace: Laplace, precisions: dict[str, float]) -> float:
-    """Update the precisions of all layers, in place, to increase the evidence of a fitted approximation. The result is a
-    variance of Gaussian noise that increases the evidence."""
+    """Update the precisions of all layers, in place, to increase the evidence of a fitted approximation.
+
+    The result is a variance of Gaussian noise that increases the evidence.
+    """
     subset, posterior = laplace.fitted()
     structure, curvature = laplace.covariance, posterior.tensors()
     layers = group_layers(subset.weights[name] for name in subset.names)

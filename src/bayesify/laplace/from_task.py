@@ -22,8 +22,10 @@ def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = 
 
 
 def fit_subnetwork(task: TrainingTask, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
-    """A Laplace posterior with a full covariance over the weights that have the largest variances. By default, 30 % of the
-    weights are chosen, but at most 2,000."""
+    """A Laplace posterior with a full covariance over the weights that have the largest variances.
+
+    By default, 30 % of the weights are chosen, but at most 2,000.
+    """
     total = sum(parameter.numel() for parameter in task.net.parameters() if parameter.requires_grad)
     number = round(size * total) if isinstance(size, float) else size
     return fit_laplace(task, subset=largest_variance(max(1, min(number, total, 2000))), memory=memory)

@@ -49,8 +49,11 @@ class LinearModel:
         return [largest * MIN_RELATIVE_PENALTY * 10 ** (step / PENALTIES_PER_DECADE) for step in range(count)]
 
     def squared_error_at(self, penalty: float) -> float:
-        r"""Squared error of the ridge regression, $e^\top e + 2 d^\top J^\top e + d^\top J^\top J d$. $d = (t w - J^\top e) /
-        (s + t)$ is the difference between the network's weights and the weights of the ridge regression."""
+        r"""Squared error of the ridge regression, $e^\top e + 2 d^\top J^\top e + d^\top J^\top J d$.
+
+        $d = (t w - J^\top e) / (s + t)$ is the difference between the network's weights and the weights of the ridge
+        regression.
+        """
         distance = (penalty * self.weights - self.gradient) / (self.spectrum + penalty)
         change = 2 * self.gradient @ distance + self.spectrum @ distance.square()
         return max(0.0, self.squared_error + float(change))
@@ -107,8 +110,11 @@ class LeftOutRows:
         self.count += counts.sum().cpu() * residuals.shape[1]
 
     def choose(self, *, moves: bool) -> tuple[float, float]:
-        """The noise variance and the factor on the prior precisions. If `moves` is true, the factor is the one nearest to 1 for
-        which the log density of the left-out rows is within `MAX_DENSITY_LOSS` of the best. Otherwise it is 1."""
+        """The noise variance and the factor on the prior precisions.
+
+        If `moves` is true, the factor is the one nearest to 1 for which the log density of the left-out rows is within
+        `MAX_DENSITY_LOSS` of the best. Otherwise it is 1.
+        """
         count = float(self.count)
         noises = (self.sums[0] / count).clamp_min(torch.finfo(torch.float64).tiny)
         losses = 0.5 * (count * noises.log() - self.sums[1])

@@ -499,8 +499,11 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Subset:
-    """S entries of weights, in the order of `named_parameters()` and row-major within a weight. For each chosen weight,
-    `entries` contains the ascending flat indices of the chosen entries, [n], or `None` if all entries are chosen."""
+    """S entries of weights, in the order of `named_parameters()` and row-major within a weight.
+
+    For each chosen weight, `entries` contains the ascending flat indices of the chosen entries, [n], or `None` if all entries are
+    chosen.
+    """
 
     weights: Mapping[str, Weight]  # all weights that could be chosen, by name, in order
     entries: Mapping[str, Tensor | None]

@@ -48,8 +48,11 @@ def integrated_log_likelihood(
     num_data: int,
     example_weights: Tensor | None = None,
 ) -> Tensor:
-    r"""The data term if the outputs are not draws but Gaussians with means and variances [S, B, O]. The result is the data term
-    of the means minus $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$, where v is the sum of an example's output variances."""
+    r"""The data term if the outputs are not draws but Gaussians with means and variances [S, B, O].
+
+    The result is the data term of the means minus $\frac NB \sum_b \omega_b v_b / 2 \sigma^2$, where v is the sum of an example's
+    output variances.
+    """
     data = expected_log_likelihood(mean, y, likelihood, num_data, example_weights)
     spread = (variance / likelihood.noise.to(variance)).sum(-1)  # [S, B]
     spread = spread if example_weights is None else spread * example_weights
@@ -65,8 +68,10 @@ def check_example_weights(weights: Tensor, batch: int) -> None:
 
 
 def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
-    r"""Evidence lower bound: $\frac1S \sum_s \log p(\mathcal{D} | f_s) - \beta\,\mathrm{KL}_s$, a scalar in nats. A weight
-    $\beta$ of 1 gives the bound, and a smaller weight gives a tempered posterior."""
+    r"""Evidence lower bound: $\frac1S \sum_s \log p(\mathcal{D} | f_s) - \beta\,\mathrm{KL}_s$, a scalar in nats.
+
+    A weight $\beta$ of 1 gives the bound, and a smaller weight gives a tempered posterior.
+    """
     return torch.sub(log_likelihood, kl, alpha=kl_weight).mean()
 
 

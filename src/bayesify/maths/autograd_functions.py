@@ -11,8 +11,10 @@ from torch import Tensor
 
 
 class Function(torch.autograd.Function):
-    """A function with hand-written gradients. The signature of `forward` is cached, because torch inspects it at each call,
-    which costs more than a small computation."""
+    """A function with hand-written gradients.
+
+    The signature of `forward` is cached, because torch inspects it at each call, which costs more than a small computation.
+    """
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -81,8 +83,10 @@ with_gradients: Callable[..., Tensor] = _WithGradients.apply
 
 
 def sum_of_pieces(part: Callable[[Any, Sequence[Tensor]], Tensor], pieces: list[Any], *given: Tensor) -> Tensor:
-    """The sum over pieces of `part(piece, given)`, with only one piece in memory at a time. If an entry of `given` is a
-    module's parameter, `part` may also read it from the module."""
+    """The sum over pieces of `part(piece, given)`, with only one piece in memory at a time.
+
+    If an entry of `given` is a module's parameter, `part` may also read it from the module.
+    """
 
     def compute(given: Sequence[Tensor], wanted: Sequence[int]) -> Found:
         total = given[0].new_zeros(())

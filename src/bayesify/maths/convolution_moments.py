@@ -91,8 +91,11 @@ def _negated(lag: Offset) -> Offset:
 
 @dataclass(frozen=True)
 class _Box:
-    """Correlation of two maps at a lag, summed over a box of positions at a border. `ranges` contains the first position and
-    the end of the box in each axis. The positions are those of the map that the lag does not shift."""
+    """Correlation of two maps at a lag, summed over a box of positions at a border.
+
+    `ranges` contains the first position and the end of the box in each axis. The positions are those of the map that the lag does
+    not shift.
+    """
 
     lags: Offset
     ranges: tuple[tuple[int, int], ...]

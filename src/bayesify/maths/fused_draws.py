@@ -193,8 +193,10 @@ class Joined:
         return [flat.as_strided(*layout) for layout in self.layouts]
 
     def join(self, values: Sequence[Tensor | None], zeros: Tensor) -> Tensor:
-        """Copies of tensors with the sizes in `layouts`, [S, *shape] each, in one piece of memory; absent tensors and gaps are
-        0. `zeros` are `ALIGNMENT_NUMBERS` zeros of the result's dtype."""
+        """Copies of tensors with the sizes in `layouts`, [S, *shape] each, in one piece of memory; absent tensors and gaps are 0.
+
+        `zeros` are `ALIGNMENT_NUMBERS` zeros of the result's dtype.
+        """
         pieces = []
         for at in self.order:
             value, gap = values[at], self.gaps[at]

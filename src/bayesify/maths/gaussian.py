@@ -147,8 +147,10 @@ def _repeated(stds: tuple[float, ...], counts: tuple[int, ...], dtype: torch.dty
 def draw_diagonals(
     means: list[Tensor], log_stds: list[Tensor], noise: list[Tensor], prior_stds: list[float]
 ) -> tuple[list[Tensor], Tensor]:
-    r"""Draws $m + s \epsilon$ of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors. m and log s
-    of a Gaussian have the same shape. Noise and draws are [S, *shape], and the KL is a scalar in nats."""
+    r"""Draws $m + s \epsilon$ of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
+
+    m and log s of a Gaussian have the same shape. Noise and draws are [S, *shape], and the KL is a scalar in nats.
+    """
     if transforming():
         mean, std, kl = _joined(means, log_stds, prior_stds)
         return _split(torch.addcmul(mean, std, torch.cat([part.flatten(1) for part in noise], -1)), means), kl

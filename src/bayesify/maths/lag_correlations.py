@@ -34,8 +34,10 @@ MAX_MATRIX_PERIOD = 64
 
 @dataclass(frozen=True)
 class Spectra:
-    """Values for the gradient of `correlate`. The axis of length 2 holds real and imaginary parts, and F is the number of
-    frequencies of a real transform."""
+    """Values for the gradient of `correlate`.
+
+    The axis of length 2 holds real and imaginary parts, and F is the number of frequencies of a real transform.
+    """
 
     both: Tensor  # spectra of x and y, concatenated, [F, G, 2, M, C + R]
     own: Tensor  # waves of the lags between x and x, [2, lags, F]
@@ -160,8 +162,10 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 
 
 def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
-    """Fourier transform of two maps, [M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R]. Along the first axis of the maps,
-    only half of the frequencies are computed; along the other axes, all are."""
+    """Fourier transform of two maps, [M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R].
+
+    Along the first axis of the maps, only half of the frequencies are computed; along the other axes, all are.
+    """
     examples, groups, channels = x.shape[:3]
     width = channels + y.shape[2]
     if max(sizes) > MAX_MATRIX_PERIOD:

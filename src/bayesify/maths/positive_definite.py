@@ -79,15 +79,20 @@ class _Forms(Function):
 
 
 def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$A^{-1}$, its diagonal and $\log\det A$ of positive definite matrices, [..., n, n], [..., n] and [...]; differentiable
-    once. A matrix that is not finite or not positive definite raises `ValueError`; see `stable_cholesky`."""
+    r"""$A^{-1}$, its diagonal and $\log\det A$ of positive definite matrices, [..., n, n], [..., n] and [...]; differentiable once.
+
+    A matrix that is not finite or not positive definite raises `ValueError`; see `stable_cholesky`.
+    """
     inverse, diagonal, log_det = _InverseAndLogDet.apply(matrix, what)
     return inverse, diagonal, log_det
 
 
 def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    r"""$k_b^\top w_o$, [S, B, O], and $k_b^\top G_o k_b$, [S, O', B], for symmetric G; differentiable once. The vectors w are
-    [S, M, O], the matrices G are [S, O', M, M], and the columns k are [S, M, B]. S is 1 for values that all draws share."""
+    r"""$k_b^\top w_o$, [S, B, O], and $k_b^\top G_o k_b$, [S, O', B], for symmetric G; differentiable once.
+
+    The vectors w are [S, M, O], the matrices G are [S, O', M, M], and the columns k are [S, M, B]. S is 1 for values that
+    all draws share.
+    """
     linear, quadratic, _ = _Forms.apply(weights, matrix, columns)
     return linear, quadratic
 

@@ -149,8 +149,10 @@ def _by_cols(
 def factor_kernel(
     owners, table, base, factors, slopes, to, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients with respect to the factors, from the gradients with respect to the standard deviations. Each program takes a
-    block of rows or columns."""
+    """Gradients with respect to the factors, from the gradients with respect to the standard deviations.
+
+    Each program takes a block of rows or columns.
+    """
     place = owners + 3 * tl.program_id(0)
     row = table + tl.load(place) * COLUMNS
     one = tl.load(place + 2) * BLOCK + tl.arange(0, BLOCK)

@@ -31,8 +31,10 @@ def cpu_float32_precisions() -> list[str]:
 
 
 def structure_key(structure: Any) -> Hashable:
-    """A structure from `tree_flatten`, in a form that can be part of a dictionary's key. In torch 2.6, structures contain lists
-    and cannot be hashed, so their text is used instead."""
+    """A structure from `tree_flatten`, in a form that can be part of a dictionary's key.
+
+    In torch 2.6, structures contain lists and cannot be hashed, so their text is used instead.
+    """
     try:
         hash(structure)
     except TypeError:

@@ -466,8 +466,10 @@ def _normalize(
     share: float,
     doubt: int,
 ) -> Moments:
-    """Units that are normalized over the last two axes of a shape [..., C, P], then scaled and shifted. The check for too much
-    noise counts only the fraction `share` of the units' variance."""
+    """Units that are normalized over the last two axes of a shape [..., C, P], then scaled and shifted.
+
+    The check for too much noise counts only the fraction `share` of the units' variance.
+    """
     variance = value.variance.reshape(shape)
     z, spread, scale = _normalized(value.mean.reshape(shape), variance, eps)
     _check_noise(what, scale, share * variance.mean((-2, -1), keepdim=True))

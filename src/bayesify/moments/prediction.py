@@ -166,7 +166,9 @@ class _Network:
 
     def predict(self, args: Any, kwargs: Any, split_batch: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the means of the outputs, [B, ...], together with their covariances, [B, O, O], or their variances, [B, O].
-        There is one result, or several results if the batch has to be split."""
+
+        There is one result, or several results if the batch has to be split.
+        """
         rows = batch_size(args, kwargs)
         try:
             found = self._run(args, kwargs)

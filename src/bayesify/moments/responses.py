@@ -40,8 +40,10 @@ class Noise(Protocol):
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """A list of tensors [B, F]. Their squared entries add up to the variance of the sum of slope times noise over all
-        units. The slopes have the units' shape."""
+        """A list of tensors [B, F]. Their squared entries add up to the variance of the sum of slope times noise over all units.
+
+        The slopes have the units' shape.
+        """
 
 
 @dataclass(eq=False)

@@ -413,8 +413,10 @@ def _linear_share(value: Value) -> Tensor:
 
 
 def _between(pairs: Tensor, places: list[Tensor], linear: list[Tensor]) -> Tensor:
-    """Correlations of the positions of each window, [B, C, ..., K, K], computed from the correlations r of the roots. Linear
-    parts have correlation r, and nonlinear parts have correlation r^2."""
+    """Correlations of the positions of each window, [B, C, ..., K, K], computed from the correlations r of the roots.
+
+    Linear parts have correlation r, and nonlinear parts have correlation r^2.
+    """
     at = torch.stack(places, -1)  # [windows, K]
     found: Tensor = pairs[:, at.unsqueeze(-1), at.unsqueeze(-2)].unflatten(1, (1, *linear[0].shape[2:]))
     share = torch.stack(linear, -1)

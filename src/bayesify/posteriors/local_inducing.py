@@ -130,8 +130,11 @@ class LocalInducing(Posterior):
         return weights, self._stored(sum(kls[1:], kls[0]))
 
     def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-        """Draws of layers of the same shape, [S, 1, D, R] each, and the sum of their KLs. The layers are drawn in one batch. If
-        values are checked, the layers are drawn one by one, so that an error can name the layer."""
+        """Draws of layers of the same shape, [S, 1, D, R] each, and the sum of their KLs.
+
+        The layers are drawn in one batch. If values are checked, the layers are drawn one by one, so that an error can name the
+        layer.
+        """
         if should_check(noise[0]):
             found = [problem.draw(eps, self.kl_form) for problem, eps in zip(problems, noise, strict=True)]
             return [drawn for drawn, _, _ in found], sum(kl for _, kl, _ in found)  # type: ignore[return-value]

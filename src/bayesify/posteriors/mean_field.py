@@ -139,8 +139,10 @@ class MeanField(Posterior):
         )
 
     def _draw_fused(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor] | None:
-        """The same draws as `draw`, made by one kernel if all weights have the same dtype. For a bfloat16 network, the kernel
-        writes bfloat16 directly."""
+        """The same draws as `draw`, made by one kernel if all weights have the same dtype.
+
+        For a bfloat16 network, the kernel writes bfloat16 directly.
+        """
         means, log_stds = self.mean_value.values(), self.raw_std.values()
 
         def make(stds: list[float]) -> DrawPlan | None:

@@ -202,7 +202,10 @@ class Predictive:
 
 def with_column(y: Tensor, shape: Sequence[int]) -> Tensor | None:
     """Reshape the targets to a given shape. If necessary, add or drop a last axis of one entry. The result is `None` if the
-    targets do not fit. Nothing is broadcast."""
+    targets do not fit.
+
+    Nothing is broadcast.
+    """
     if y.shape == shape:
         return y
     if (*y.shape, 1) == shape:  # [B] against [B, 1] would silently broadcast to [B, B]

@@ -89,7 +89,9 @@ class DenseSpread(Spread):
 
 class SharedBasis(Spread):
     r"""Covariances $C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows, by default the identity.
-    The variances v are [N, K], and the eigenvectors U are [K, K]. No row needs its own decomposition."""
+
+    The variances v are [N, K], and the eigenvectors U are [K, K]. No row needs its own decomposition.
+    """
 
     def __init__(self, variances: Tensor, basis: Tensor | None = None) -> None:
         super().__init__(variances.clamp_min(0))
@@ -118,8 +120,10 @@ class SharedBasis(Spread):
 
 
 class LowRank(Spread):
-    r"""Covariances $C_n = R_n R_n^\top$ that were estimated from draws; the roots R are [N, K, n]. Column j of R belongs to the
-    same draw at all positions of an example."""
+    r"""Covariances $C_n = R_n R_n^\top$ that were estimated from draws; the roots R are [N, K, n].
+
+    Column j of R belongs to the same draw at all positions of an example.
+    """
 
     is_joint = True
 

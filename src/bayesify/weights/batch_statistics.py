@@ -55,8 +55,11 @@ def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[I
 
 
 def is_trained(layer: _NormBase) -> bool:
-    """Whether a layer's statistics come from a training run. The statistics must have been computed from enough batches. If the
-    layer does not count batches, its statistics must differ from their initial values."""
+    """Whether a layer's statistics come from a training run.
+
+    The statistics must have been computed from enough batches. If the layer does not count batches, its statistics must differ
+    from their initial values.
+    """
     assert layer.running_mean is not None
     assert layer.running_var is not None
     if layer.running_mean.is_meta:
@@ -157,8 +160,10 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @torch.no_grad()
 def checksum_of(modules: Iterable[nn.Module], without: Container[str]) -> int:
-    """A 64-bit checksum of all parameters and buffers of modules: sums of their bits, mixed with their positions. The checksum
-    is the same on every device. Tensors whose names are in `without` do not count."""
+    """A 64-bit checksum of all parameters and buffers of modules: sums of their bits, mixed with their positions.
+
+    The checksum is the same on every device. Tensors whose names are in `without` do not count.
+    """
     total: Tensor | None = None
     named = (pair for module in modules for pair in (*module.named_parameters(), *module.named_buffers()))
     for tensor in (value for name, value in named if name not in without):

@@ -154,8 +154,10 @@ class Layer:
 
 @dataclass
 class Catalog:
-    """All weights of a network, by first name in the order of `named_parameters()`. `refused` gives, by parameter name, the
-    reason why a parameter must stay a point estimate (frozen, or not floating point)."""
+    """All weights of a network, by first name in the order of `named_parameters()`.
+
+    `refused` gives, by parameter name, the reason why a parameter must stay a point estimate (frozen, or not floating point).
+    """
 
     weights: dict[str, Weight] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)

@@ -38,8 +38,10 @@ class NetworkLayout:
         return {name: value.float() if name in self.low_precision else value for name, value in values.items()}
 
     def cast(self, weights: MutableMapping[str, Tensor], *, spread: bool = False) -> MutableMapping[str, Tensor]:
-        """Give drawn weights [S, *shape] the units, padding rows, types and memory layouts of the network's own weights, in
-        place. If `spread` is true, the weights are variances, which are 0 in padding rows."""
+        """Give drawn weights [S, *shape] the units, padding rows, types and memory layouts of the network's own weights, in place.
+
+        If `spread` is true, the weights are variances, which are 0 in padding rows.
+        """
         for name in [name for name in self.units if name in weights]:
             weight, unit = weights[name], self.units[name]
             factor = unit**2 if spread else unit

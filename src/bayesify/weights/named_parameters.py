@@ -83,8 +83,10 @@ class NamedParameters(nn.Module):
 
 
 def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
-    """Parameters and buffers of a module and its submodules. Shared tensors appear several times. This is faster than
-    `parameters()`, which also collects names."""
+    """Parameters and buffers of a module and its submodules. Shared tensors appear several times.
+
+    This is faster than `parameters()`, which also collects names.
+    """
     parts, found = [module], list[Tensor | None]()
     for part in parts:
         found += part._parameters.values()

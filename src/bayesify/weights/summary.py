@@ -34,8 +34,11 @@ class WeightRow:
 def summarize(
     weights: Mapping[str, Weight], left: Mapping[str, str], posteriors: Iterable[Any], points: Set[str], total: int
 ) -> Summary:
-    """The table of a network's weights. `left` gives the reason why a weight has no posterior, and `points` are the names of
-    weights that are trained as point estimates. `total` is the number of all trainable scalars."""
+    """The table of a network's weights.
+
+    `left` gives the reason why a weight has no posterior, and `points` are the names of weights that are trained as point
+    estimates. `total` is the number of all trainable scalars.
+    """
     drawn: dict[str, tuple[str, int | None]] = {}
     remarks = dict(left)
     for posterior in posteriors:

@@ -65,8 +65,10 @@ class Augmentation(nn.Module):
                 side.prune(name, torch.stack(chosen))
 
     def conditional_kl(self, num_data: int | None = None) -> Tensor | float:
-        r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; 0 if $\lambda$ is 0. With N examples, $\beta_l = \min(1, N /
-        d_{in})$ (eq. 45). By default $\beta_l$ is 1."""
+        r"""$\sum_l \beta_l R(\lambda_l)$ with R as in eq. 8; 0 if $\lambda$ is 0.
+
+        With N examples, $\beta_l = \min(1, N / d_{in})$ (eq. 45). By default $\beta_l$ is 1.
+        """
         scale = self.scale()
         if scale is None:
             return 0.0
@@ -150,8 +152,11 @@ class InducingMatrix(nn.Module):
 
     @abstractmethod
     def unwhiten(self, factors: Factors) -> None:
-        r"""Replace the deviations $U - m$ from the mean by $L_r (U - m) L_c^\top$, in place, so that they have the prior's
-        correlations. With the same initial standard deviation, an unwhitened U then has the same spread as a whitened U."""
+        r"""Replace the deviations $U - m$ from the mean by $L_r (U - m) L_c^\top$, in place, so that they have the
+        prior's correlations.
+
+        With the same initial standard deviation, an unwhitened U then has the same spread as a whitened U.
+        """
 
     def mean(self) -> Tensor:
         """E[U] in the form in which U is stored, [G, M_r, M_c]."""
@@ -163,8 +168,11 @@ class InducingMatrix(nn.Module):
 
     @abstractmethod
     def draw(self, noise: Tensor, members: Tensor | None) -> Tensor:
-        """Draws of U in the form in which U is stored, [G, S, M_r, M_c]. The noise is standard normal, [G, S, *noise_shape()].
-        In a mixture, `members` contains the index of the member for each draw, [S]."""
+        """Draws of U in the form in which U is stored, [G, S, M_r, M_c].
+
+        The noise is standard normal, [G, S, *noise_shape()]. In a mixture, `members` contains the index of the member for each
+        draw, [S].
+        """
 
     @abstractmethod
     def kl(self, factors: Factors) -> Tensor:
@@ -385,8 +393,11 @@ class FullMatrix(InducingMatrix):
 
 
 class EnsembleMatrix(InducingMatrix):
-    r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$. Its KL is left out, as in deep ensembles.
-    Each member starts at the mean plus noise. Each member has its own noise, and the noise averages to 0 over members."""
+    r"""A mixture of points (Ensemble-U): $q(U) = \frac1K \sum_k \delta(U - U^{(k)})$. Its KL is left out, as in deep
+    ensembles.
+
+    Each member starts at the mean plus noise. Each member has its own noise, and the noise averages to 0 over members.
+    """
 
     name = "ensemble"
 

@@ -70,8 +70,10 @@ class NoiseShapes:
     def draw(
         self, request: DrawRequest, like: Tensor, blocks: Sequence[Sequence[Sequence[Layer]]], seed: Tensor | None
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
-        """Two lists of noise tensors: the noise of U for each family q(U), and the noise of W for each block. If `seed` is
-        given, the result omits the noise of W's size, because a kernel generates it. The seed has shape [1]."""
+        """Two lists of noise tensors: the noise of U for each family q(U), and the noise of W for each block.
+
+        If `seed` is given, the result omits the noise of W's size, because a kernel generates it. The seed has shape [1].
+        """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]
         flat = source.normals([math.prod(shape) // request.num_draws for shape in shapes], like)
@@ -119,8 +121,11 @@ def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayou
 
 
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
-    """Whether kernels can draw all layers. `largest` is the number of rows or of columns of U, whichever is larger. Each layer
-    must have exactly one weight and at most one bias, all weights must have the same dtype, and U must be small."""
+    """Whether kernels can draw all layers. `largest` is the number of rows or of columns of U, whichever is larger.
+
+    Each layer must have exactly one weight and at most one bias, all weights must have the same dtype, and U must be
+    small.
+    """
     like = next(posterior.parameters())
     return (
         kernels_suit(request, like)

@@ -30,8 +30,11 @@ class Diagonal(nn.Module):
         self.log_std = nn.Parameter(std.log().expand_as(mean).clone())
 
     def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws of g, computed from standard normal noise, and the KL, summed over blocks. The draws are [S, K, D], and the KL
-        is a scalar or [S]. The prior standard deviation of g is [K, 1] or [S, K, 1]."""
+        """Draws of g, computed from standard normal noise, and the KL, summed over blocks. The draws are [S, K, D], and the KL is
+        a scalar or [S].
+
+        The prior standard deviation of g is [K, 1] or [S, K, 1].
+        """
         std = self.log_std.exp()
         mixed, growth = self.mix(noise)
         return torch.addcmul(self.mean_value, std, mixed), self._kl(prior_std, std.square() * growth)

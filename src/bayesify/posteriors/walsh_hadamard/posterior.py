@@ -30,8 +30,10 @@ MAX_SIZE_TO_FORM = 1024
 
 @dataclass(frozen=True)
 class _Part:
-    """One weight of a group. It uses the blocks from `start` to `stop`. If the part is `fast`, linear layers never materialize
-    the weight."""
+    """One weight of a group. It uses the blocks from `start` to `stop`.
+
+    If the part is `fast`, linear layers never materialize the weight.
+    """
 
     weight: Weight
     blocks: Blocks

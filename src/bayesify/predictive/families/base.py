@@ -162,8 +162,10 @@ def solve_quantile(
     scale: Tensor,
     steps: int = 60,
 ) -> Tensor:
-    """For each entry, the value at which a distribution function equals q, up to rounding. The solution lies between `lower`
-    and `upper`. The error is a few roundings of the solution's absolute value plus `scale`."""
+    """For each entry, the value at which a distribution function equals q, up to rounding.
+
+    The solution lies between `lower` and `upper`. The error is a few roundings of the solution's absolute value plus `scale`.
+    """
     value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
     done = torch.zeros_like(value, dtype=torch.bool)
     for _ in range(steps):

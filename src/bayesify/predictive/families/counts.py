@@ -178,7 +178,9 @@ class NegativeBinomialFamily(CountFamily):
 
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""$\log \frac{\Gamma(y + r)}{\Gamma(r)\,y!} - r \log(1 + \alpha \mu) + y (\log \alpha \mu - \log(1 + \alpha \mu))$.
-        The result is computed in float64, because the difference of the gamma functions loses digits."""
+
+        The result is computed in float64, because the difference of the gamma functions loses digits.
+        """
         log_mean, dispersion = (widened(part) for part in parameters)
         y, number = widened(y), 1 / dispersion
         log_ratio = log_mean + dispersion.log()

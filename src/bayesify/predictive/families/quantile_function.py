@@ -118,7 +118,9 @@ def _widths(knots: Tensor) -> Tensor:
 
 
 def _from_tail(gap: Tensor, scale: Tensor) -> Tensor:
-    """E|X - y| for an exponential tail that starts at a distance `gap` from y and extends away from y. The gap is negative if y
-    lies inside the tail."""
+    """E|X - y| for an exponential tail that starts at a distance `gap` from y and extends away from y.
+
+    The gap is negative if y lies inside the tail.
+    """
     inside = (-gap).clamp_min(0)
     return gap.clamp_min(0) + scale + torch.where(gap < 0, inside + 2 * scale * torch.expm1(-inside / scale), 0.0)

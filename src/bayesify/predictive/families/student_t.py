@@ -31,8 +31,10 @@ class StudentTFamily(Family):
         return _log_normalizer(degrees) - 0.5 * square.log() - 0.5 * (degrees + 1) * torch.log1p(scaled)
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""P(Y <= y). To the left of the location, it is $\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$. For
-        many values at once, the function is interpolated from a table, with an error of 1e-10."""
+        r"""P(Y <= y). To the left of the location, it is $\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$.
+
+        For many values at once, the function is interpolated from a table, with an error of 1e-10.
+        """
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
