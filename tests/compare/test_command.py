@@ -231,7 +231,7 @@ def test_ctrl_c_keeps_what_is_finished(csv, tmp_path, monkeypatch, whole):
     result = run(*arguments, code=130)
     assert "run the same command with --resume" in " ".join(result.stderr.split())
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "runs of 1 method are not finished" in page
+    assert "training of 1 method is not finished" in page
     monkeypatch.setattr(comparison, "run_method", original)
     run(*arguments, "--resume")
     assert read(tmp_path / "out") == read(whole)
@@ -243,7 +243,30 @@ def test_ctrl_c_before_anything_is_finished(csv, tmp_path, monkeypatch):
 
     monkeypatch.setattr(comparison, "run_method", interrupted)
     result = run(csv, "--target", "price", "--out", tmp_path / "out", "--workers", 1, code=130)
-    assert "there is nothing to report" in " ".join(result.stderr.split())
+    assert "Interrupted before the comparison was finished" in " ".join(result.stderr.split())
+
+
+@pytest.mark.usefixtures("lean")
+def test_ctrl_c_while_the_recommended_method_is_trained(csv, tmp_path, monkeypatch, whole):
+    """All runs are finished by then: they are reported, and `--resume` only trains the recommended method."""
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    arguments = (csv, *LAPLACE, "--out", out, "--resume")
+    with monkeypatch.context() as patched:
+        patched.setattr(comparison, "train_winner", interrupted)
+        result = run(*arguments, code=130)
+    assert "Interrupted; to continue, run the same command with --resume" in " ".join(result.stderr.split())
+    assert str(out / "report.html") in result.stdout
+    record = read(out)
+    assert record["methods"] == read(whole)["methods"]
+    assert record["unfinished"] == [read(whole)["verdict"]["network"]]
+    assert "training of 1 method is not finished" in (out / "report.html").read_text()
+    run(*arguments)
+    assert read(out) == read(whole)
 
 
 @pytest.mark.usefixtures("lean")

@@ -143,7 +143,8 @@ def _run(question: Question, folder: Path, resume: bool, engine: str, workers: i
         reason = f"{folder} cannot be written: {error.strerror or error}; finished runs are kept."
         refuse(f"bayesify compare: {reason} Fix the problem, then run the same command with --resume.", 1)
     except KeyboardInterrupt:
-        refuse("Interrupted before the first run was finished; there is nothing to report.", INTERRUPTED_EXIT_CODE)
+        reason = "Interrupted before the comparison was finished; to continue, run the same command with --resume."
+        refuse(reason, INTERRUPTED_EXIT_CODE)
 
 
 def _report(comparison: Comparison, folder: Path, as_json: bool) -> None:

@@ -65,7 +65,7 @@ class ComparedTable:
         return make_parts(self.values, index, seed, classes, self.standard, self.groups, self.times)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The table's data, without notes and cautions, as arrays for a file."""
+        """Everything except `notes`, `cautions`, `origin` and `frame`, as arrays for a file."""
         found: dict[str, np.ndarray] = {
             "about": np.array([self.name, self.task, self.target]),
             "values": self.values,

@@ -47,7 +47,7 @@ class Comparison:
         methods: Methods in the order in which they ran.
         num_splits: Requested number of splits.
         summary: Ranked methods, with the results of finished runs.
-        unfinished: Names of methods with unfinished runs.
+        unfinished: Names of methods whose runs, or whose training on all rows, Ctrl-C interrupted.
         winner: Recommended method, trained on all rows. `None` before this training, or if no method could be trained.
         commands: Commands to type next.
     """
@@ -142,7 +142,7 @@ def compare(
             folder is locked during the call, so the function can safely write there.
 
     Returns:
-        The comparison. After Ctrl-C, it contains the finished runs, and `unfinished` names the methods with unfinished runs.
+        The comparison. After Ctrl-C, it contains the finished runs, and `unfinished` names the methods that were not finished.
 
     Raises:
         InputError: If the data, the options or the folder cannot be used.
@@ -167,13 +167,25 @@ def compare(
         if not found.unfinished:
             if report is not None:
                 report(found, "training the recommended method on all rows")
-            winner = train_winner(question, table, found.summary, found.verdict, folder)
-            if winner is not None:
-                next_steps = commands(winner, found.summary, table, question, folder)
-                found = replace(found, winner=winner, commands=tuple(next_steps))
+            found = _with_winner(found, folder)
         if report is not None:
             report(found, "")
     return found
+
+
+def _with_winner(found: Comparison, folder: Path) -> Comparison:
+    """The comparison after training its recommended method on all rows. After Ctrl-C, this method is in `unfinished`."""
+    verdict = found.verdict
+    if verdict is None or verdict.network is None:
+        return found
+    try:
+        winner = train_winner(found.question, found.table, found.summary, verdict, folder)
+    except KeyboardInterrupt:
+        return replace(found, unfinished=(verdict.network,))
+    if winner is None:
+        return found
+    next_steps = commands(winner, found.summary, found.table, found.question, folder)
+    return replace(found, winner=winner, commands=tuple(next_steps))
 
 
 @dataclass
