@@ -103,7 +103,7 @@ def batch_bald(
 
     Returns:
         Two results: the indices of the examples in the order of their choice; and, after each choice, the mutual information in
-        nats between the weights and all labels chosen so far. Each is a tensor [q].
+        nats between the weights and the labels of all examples chosen so far. Each is a tensor [q].
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.

@@ -127,9 +127,9 @@ def export_onnx(
     """Write S draws, or the posterior that makes them, and the average of their predictions as one ONNX graph.
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`, `entropy`
-    and `mutual_information` of a classification. It accepts any number of examples. The file contains S copies of the weights
-    that have a posterior, and one copy of the other weights. Layers before the first layer with drawn weights run only once, not
-    once per draw. For a `Laplace`, the graph runs the network with drawn weights, not the linearized network.
+    and `mutual_information` of a classification. It accepts any number of examples. The file contains S draws of the weights that
+    have a posterior, and one copy of the other weights. Layers before the first layer with drawn weights run only once, not once
+    per draw. For a `Laplace`, the graph runs the network with drawn weights, not the linearized network.
 
     Before the file is moved to `path`, it is compared with torch on three batches: `x`, one example, and `x` plus one example.
 

@@ -164,10 +164,10 @@ class Microcanonical:
     def warm_up(self, num_trajectories: int) -> None:
         r"""Tune the step size from the chains' mean energy error, and the length L from the spread of their positions.
 
-        The first third of the warm-up trajectories is short and tunes the step size. The second third of the trajectories tunes
-        the step size further and estimates the spread $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains. This spread becomes
-        the length L. If the chains are still far apart, the spread is the distance that each chain still has to travel. The last
-        third of the trajectories tunes the step size for the length L.
+        The trajectories in the first third of the warm-up are short, and they tune the step size. The second third of the
+        trajectories tunes the step size further and estimates the spread $\sqrt{\sum_p \operatorname{var} z_p}$ over all chains.
+        This spread becomes the length L. If the chains are still far apart, the spread is the distance that each chain still has
+        to travel. The last third of the trajectories tunes the step size for the length L.
         """
         # Energy errors of trajectories are nearly N(s^2 / 2, s^2), so the acceptance probability is 2 Phi(-s / 2).
         spread = 2 * float(torch.special.ndtri(torch.tensor(self.accept / 2, dtype=torch.float64)))
@@ -274,8 +274,8 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """Two results: a sampler whose chains start at the members of an ensemble; and the shapes of the weights, in the order in
-    which z contains them."""
+    """Two results: a sampler whose chains start at the members of an ensemble; and the shape of each weight by name, in the order
+    in which the position z of a chain contains the weights (see `Microcanonical`)."""
     likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
     parts = [part.value for part in bnn.posteriors if isinstance(part, Ensemble)]
     members = {name: value.detach() for part in parts for name, value in part.items()}

@@ -36,7 +36,7 @@ class LayerPass:
     """A forward pass with one draw, and the backward pass that follows; the forward pass stores the inputs of layers.
 
     `rules` maps names of layers to their rules; the inputs of these layers are stored. The tensors in `weights` belong to one
-    draw and have no axis of draws. Its tensors become leaves of an autograd graph that ends in `outputs`, [B, ...].
+    draw and have no axis of draws. These tensors become leaves of an autograd graph that ends in `outputs`, [B, ...].
     """
 
     at_outputs: Tensor  # gradient of the loss at the outputs; set by `pull`
@@ -87,8 +87,7 @@ class LayerPass:
 
 
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
-    """For each layer that owns some of the weights, the rule for its gradients of single examples: a mapping from module names to
-    rules.
+    """Rules for per-example gradients, by layer name: one for each layer that owns some of the weights and has a rule.
 
     A tied weight has no rule, because its gradient is a sum over layers. Scale and shift of BatchNorm have no rule, because their
     normalized inputs depend on the batch.

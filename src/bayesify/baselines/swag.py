@@ -186,16 +186,16 @@ class SWAG(Drawable):
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch plus the penalty of the prior or of the weight decay. Parameters
-        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. For networks without
-        BatchNorm, `history.findings` contains a warning if the mean of the iterates predicts worse than the original network.
+        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. If this noise is
+        estimated and no layer is a BatchNorm, `history.findings` warns if the mean of the iterates predicts worse than at first.
 
         Args:
             loader: Iterable of batches that can be iterated once per epoch.
             epochs: Number of passes over the data. An iterate is collected at the end of each pass.
-            learning_rate: Learning rate of SGD, large enough that iterates differ. The default is `gentle_rate(0.01, likelihood)`;
-                in a regression, the last layer's default rate is multiplied by the targets' variance, so that their unit does not
-                matter. If iterates at the default rate predict training rows worse than the original network, training starts
-                again at a quarter of the rate, at most four times. If all rows have the weight w, divide the rate by w.
+            learning_rate: Learning rate of SGD, so large that the iterates keep moving. The default is `gentle_rate(0.01,
+                likelihood)`, adapted to the targets' unit if the noise of `Gaussian()` is estimated. If iterates at the default
+                rate predict training rows worse than the original network, training starts again at a quarter of the rate, at
+                most four times. If all rows have the weight w, divide the rate by w.
             momentum: Momentum of SGD.
             prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
             weight_decay: Weight decay of SGD, the same for all weights; give either this or a prior.
@@ -328,7 +328,8 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches that contain examples of positive weight; empty if the noise need not be estimated."""
+        """The first batches that contain examples of positive weight; empty if the noise need not be estimated or the loader can
+        be iterated only once."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []

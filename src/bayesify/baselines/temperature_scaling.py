@@ -43,11 +43,11 @@ class TemperatureScaling(Predictor):
     The first formula is for classification (including binary outputs), the second for regression. `fit` chooses the T or c that
     maximizes the weighted log-likelihood of the validation data.
 
-    For one draw, such as a plain network, the loss is convex in 1/T, and dividing the logits by T does not change the most
-    probable class. For one draw, the best c has a closed form, $c = \operatorname{mean} (y - \mu)^2 / v$. The mean is weighted by
-    the example weights. For several draws, the logits of each draw are divided by T, which can change the most probable class if
-    two classes are nearly equal. The factor c changes the noise but not the disagreement of the draws. For several draws, T or c
-    is found by a one-dimensional search that starts at the best point of a grid.
+    For one draw, such as a plain network, the negative log-likelihood is convex in 1/T, and dividing the logits by T does not
+    change the most probable class. For one draw, the best c has a closed form, $c = \operatorname{mean} (y - \mu)^2 / v$. The
+    mean is weighted by the example weights. For several draws, the logits of each draw are divided by T, which can change the
+    most probable class if two classes are nearly equal. The factor c changes the noise but not the disagreement of the draws. For
+    several draws, T or c is found by a one-dimensional search that starts at the best point of a grid.
 
     Args:
         model: A plain network, or a predictor that returns a mixture over draws, such as a `BayesianNetwork` or `SWAG`.

@@ -112,8 +112,8 @@ def obtain(
 
 
 def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -> Arrays:
-    """Download files with `make`, and check the arrays. Files that fail the check are removed. If the folder existed before, its
-    files may come from an earlier attempt, so the download is then repeated once."""
+    """Download files with `make`, and check the arrays. Files that fail the check are removed. If the check fails and the folder
+    existed before, its files may come from an earlier attempt, so the download is repeated once."""
     resumed = work.is_dir()
     try:
         arrays = make(work)

@@ -203,7 +203,8 @@ class NeuralTangent(FunctionPrior):
         return mean, found.T if kind == "diagonal" else found
 
     def _follow(self, outputs: Tensor) -> None:
-        """Convert the stored tensors to the network's current device and dtype (float32 or float64)."""
+        """Move the stored tensors to the device of `outputs`, and convert those in float32 or float64 to the dtype of
+        `outputs`."""
         for kept in (self._values, self._points, self._variances):
             for name, value in kept.items():
                 dtype = outputs.dtype if value.dtype in (torch.float32, torch.float64) else value.dtype

@@ -15,7 +15,8 @@ from bayesify.weights.catalog import catalog
 
 
 def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = "1GiB") -> Laplace:
-    """A Laplace posterior over all weights, with a full covariance or, if this is too large, a Kronecker-factored covariance."""
+    """A Laplace posterior over the weights in `subset`, by default all weights. The covariance is full, or Kronecker-factored if
+    a full covariance over all weights is too large."""
     trained = train_point(task)
     around, likelihood = trained.mean_network().eval(), trained.likelihood or task.likelihood
     return laplace_around(around, likelihood, task.loader, prior=task.prior, subset=subset, memory=memory)

@@ -1140,8 +1140,8 @@ class Laplace(Drawable):
 
     @checked
     def set_prior_factor(self, factor: Positive) -> None:
-        """Set the factor by which all prior precisions passed to `Laplace` are multiplied. The curvature does not change. If
-        `fit` is called again, it keeps this precision."""
+        """Set the factor by which all prior precisions are multiplied, whether they were passed to `Laplace` or are the default.
+        The curvature does not change. If `fit` is called again, it keeps this precision."""
         self._rescale(factor)
         self._default = False
 

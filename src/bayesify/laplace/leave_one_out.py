@@ -127,7 +127,7 @@ class LeftOutRows:
 
     @staticmethod
     def _surrounds_default(logs: Tensor, allowed: Tensor, place: int) -> bool:
-        """Whether the factor 1 lies between two neighboring factors whose densities are both within `MAX_DENSITY_LOSS` of the
+        """Whether the factor 1 lies between two neighboring factors whose log densities are both within `MAX_DENSITY_LOSS` of the
         best."""
         other = place + (1 if logs[place] < 0 else -1)
         return 0 <= other < len(logs) and bool(allowed[other]) and float(logs[place] * logs[other]) <= 0

@@ -323,9 +323,9 @@ def largest_swag_variance(
 ) -> Selector:
     """The weights with the largest variance over iterates of SGD from the trained network (SWAG's diagonal; Maddox et al. 2019).
 
-    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. SGD does not change weights without a gradient,
-    so they are not chosen. The rule costs a training run: a copy of the network trains for the given number of epochs, and each
-    epoch gives an iterate.
+    The code of Daxberger et al. 2021 uses this rule for images, with 256 epochs. Weights whose gradient is always 0 change only
+    by the weight decay, so they are rarely chosen. The rule costs a training run: a copy of the network trains for the given
+    number of epochs, and each epoch gives an iterate.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.

@@ -59,7 +59,7 @@ class Gaussian(NumberLikelihood):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the variance is final: it was passed to the constructor, or has been found, trained or loaded."""
+        """Whether the variance was passed to the constructor, or has been found, trained or loaded."""
         untouched = torch.tensor(raw_positive(START_NOISE), dtype=self.raw_noise.dtype)
         return not self.is_learned_by_fit or not torch.equal(self.raw_noise.detach().cpu(), untouched)
 

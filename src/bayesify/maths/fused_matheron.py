@@ -89,8 +89,8 @@ class MatheronPlan:
     - size of the matrix (d_out, d_in) and of U (M_r, M_c);
     - index of the first number, and row length, of $A_r$ and of $[B_c A_c]$; index of the first number of U;
     - first quad of the noise, quads between draws, quads between rows (a quad is four numbers);
-    - number of columns of W, index of the first number of the draws of W, distance between rows of W (between columns if W is an
-    embedding table);
+    - number of columns of W, index of the first number of the draws of W, distance between rows of W, which are columns of the
+    matrix if W is an embedding table;
     - index of the first number of the draws of b; number of entries in a draw of W and in a draw of b;
     - index of the matrix's first part, number of its parts (a part is a range of columns in a block of rows), and whether W is an
     embedding table.

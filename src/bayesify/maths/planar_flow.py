@@ -21,8 +21,8 @@ def slope(u: Tensor, w: Tensor) -> Tensor:
     $$ w \cdot \hat u = \epsilon + (1 - \epsilon)\, \text{softplus}(w \cdot u) - 1, \qquad
        \epsilon = 32\, \text{eps}\, (1 + |u| |w|) \le \tfrac12 $$
 
-    Without the margin $\epsilon$, softplus would round to 0 for $w \cdot u$ far below 0, and the layer would not be invertible.
-    For u and w [..., D], the result is [..., 1].
+    For $w \cdot u$ far below 0, softplus rounds to 0; without the margin $\epsilon$, the product would then be -1, and the layer
+    would not be invertible. For u and w [..., D], the result is [..., 1].
     """
     size = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(w, dim=-1, keepdim=True)
     least = (MARGIN_IN_ROUNDINGS * torch.finfo(u.dtype).eps * (1 + size)).clamp_max(0.5)

@@ -256,7 +256,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
-    """Node for all outputs, or for the chosen outputs, reshaped to [B, O]."""
+    """Node of the graph of responses that holds all outputs, or the chosen outputs, reshaped to [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
         return value.node
     size = value.mean[0].numel() if chosen is None else len(chosen)

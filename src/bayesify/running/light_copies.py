@@ -100,9 +100,9 @@ class LightCopy:
     parameters and buffers.
 
     In the copy, attributes that refer to modules of the tree (lists, dicts, bound methods, objects) refer to the copied modules.
-    Containers in the attributes of modules that are not torch's own are copied if they have at most `MAX_CONTAINER_ENTRIES`
-    entries, including those of nested containers. All other attributes are shared, and so are the contents of tuples and other
-    objects. Copying takes microseconds per module.
+    In modules that are not torch's own, a container in an attribute is copied together with its nested containers, if all of them
+    have at most `MAX_CONTAINER_ENTRIES` entries in total. All other attributes are shared, and so are the contents of tuples and
+    other objects. Copying takes microseconds per module.
 
     With `hooks`, hooks can be registered with the copy's modules. `owners` are the paths of the modules whose slots will be
     filled. If `owners` are passed and `hooks` is false, torch's other leaf modules, which a pass does not change, are shared

@@ -87,7 +87,8 @@ class RowCost(NamedTuple):
 class Decisions:
     """Decisions on how to run a network; they are valid as long as the network has the same modules of the same types.
 
-    `row_costs` maps the shapes and types of a network's inputs to the bytes per example.
+    `row_costs` maps the shapes and types of a network's inputs to the number of bytes that the activations and the output need
+    per example.
     """
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:

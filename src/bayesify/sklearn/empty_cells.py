@@ -26,8 +26,8 @@ class EmptyCells(Plain):
     rows have an empty cell, a network does not learn this additional spread, because early stopping ends training first. So for
     each column, the normal scores of rows with an empty cell are divided by a factor s. To find s, first compute the factor that
     widens the out-of-fold 90 % intervals of these rows until they contain 90 % of the targets. The factor s is this widening
-    factor, shrunk toward 1 if the column has few empty cells. For a row with several empty cells, the largest factor of their
-    columns is used.
+    factor, shrunk toward 1. The fewer empty cells the column has, the more it is shrunk. For a row with several empty cells, the
+    largest factor of their columns is used.
 
     Args:
         places: Indices of inputs that mark empty cells, only for columns with a factor above 1.

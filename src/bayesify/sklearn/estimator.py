@@ -163,8 +163,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def model_(self) -> Predictor:
-        """The trained model, for example a `BayesianNetwork` or a `Laplace`. The model takes scaled inputs and predicts scaled
-        targets."""
+        """The trained model, for example a `BayesianNetwork` or a `Laplace`. The model takes scaled inputs. In a regression, it
+        predicts scaled targets."""
         return self.fitted_.model
 
     @property
@@ -329,8 +329,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
         """Whether each row is unlike the training rows: [N] booleans, true for unusual rows.
 
-        Predictions of unusual rows are guesses. A row is unusual if at least one of the following holds. The first two conditions
-        hold if the row's `unusual_share` is at most `share`.
+        Predictions of unusual rows are guesses. A row is unusual if at least one of the following holds. In each of the four
+        cases, the row's `unusual_share` is at most `share`.
 
         - The row is far from its nearest training rows.
         - The network's draws strongly disagree about the row.

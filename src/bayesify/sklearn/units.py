@@ -85,10 +85,11 @@ class UnitsPredictive(TransformedPredictive):
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
     to the floor. If there is a ceiling, it is far above all training targets. Mean and variance are then computed for $\min(Y,
     c)$, where c is the larger of the ceiling and the median of Y. Without this limit, the tail beyond the ceiling could dominate
-    the mean. If the smallest and the largest z of the training rows are given, quantiles of z exceed these extremes by at most
-    the difference between the two. If the median of Z is outside the extremes, the limit on this side is the median plus or minus
-    the same difference. Without these limits, the recalibrated tail of a few atypical rows, mapped back from a logarithm, could
-    lie orders of magnitude beyond all targets. Everything else is as in `TransformedPredictive`.
+    the mean. If the smallest and the largest z of the training rows are given, let d be their difference. Quantiles of z are then
+    at most d below the smallest z and at most d above the largest z. If the median of Z is outside the extremes, the limit on
+    this side is the median plus or minus the same difference. Without these limits, the recalibrated tail of a few atypical rows,
+    mapped back from a logarithm, could lie orders of magnitude beyond all targets. Everything else is as in
+    `TransformedPredictive`.
 
     Args:
         inner: Predictive of z, [B, O].

@@ -117,9 +117,9 @@ def statistics_of(
 ) -> list[dict[str, Tensor]]:
     """Buffers of each draw, by name: mean and variance of the inputs of normalization layers over batches.
 
-    The normalization layers are in training mode, and all other modules are in evaluation mode. Batches are weighted by their
-    size, so the means are means over the dataset. The variances are averages of the batches' variances. Raises `ValueError` if
-    there is no batch.
+    The normalization layers in `layers` are in training mode, and all other modules are in evaluation mode. Batches are weighted
+    by their size, so the means are means over the dataset. The variances are averages of the batches' variances. Raises
+    `ValueError` if there is no batch.
     """
     with runner.evaluating().alone() as alone:
         found = {path: layer for path, layer in tracking_layers(alone.network).items() if path in layers}

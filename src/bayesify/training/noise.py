@@ -64,8 +64,9 @@ Read = Callable[[int], list[Batch]]
 class LearnedNoise:
     r"""Noise variance of `likelihoods.Gaussian()` in one run of `fit`.
 
-    The variance starts at the mean squared residual of the network from which training starts. If this network hardly beats the
-    targets' mean, the variance starts at a tenth of the targets' variance. For given weights, the bound is largest at
+    The variance starts at the mean squared residual of the network that was made Bayesian, or of the mean of a posterior that was
+    trained before. If this network hardly beats the targets' mean, the variance starts at a tenth of the targets' variance. For
+    given weights, the bound is largest at
 
     $$ \sigma^2 = \frac{1}{N O} \sum_n \mathbb{E}_q \| y_n - f(x_n) \|^2, $$
 

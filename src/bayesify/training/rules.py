@@ -226,12 +226,13 @@ def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaire
 
 
 def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
-    """Return a finding if predictions are worse than those of the network from which training started.
+    """Return a finding if predictions are worse than those of the starting network: the network that was made Bayesian, or the
+    mean of a posterior that was trained before.
 
     On held-out data, the difference must exceed chance and also a limit: 1 percentage point of accuracy, 5 % of the
     RMSE, or 0.02 nats per target. Chance is two standard errors of the mean difference on the same examples. On training data,
-    the network from which training started may look better than it is, because it has memorized the rows. The limits on training
-    data are 5 percentage points of accuracy, 25 % of the RMSE, and 0.25 nats.
+    the starting network may look better than it is, because it has memorized the rows. The limits on training data are 5
+    percentage points of accuracy, 25 % of the RMSE, and 0.25 nats.
     """
     few = min(start.count, now.count)
     found = []
@@ -264,8 +265,8 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
 
 
 def less_calibrated(start: Score, now: Score) -> list[Finding]:
-    r"""Return a finding if, on held-out data, confidence is further from accuracy than for the network from which training
-    started.
+    r"""Return a finding if, on held-out data, confidence is further from accuracy than for the starting network (see
+    `worse_than_start`).
 
     The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must
     exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The increase of the gap over that of the starting network
@@ -370,9 +371,9 @@ def scales_wide(
     """Return a finding if training has widened the posterior until draws of a weight differ by a large share of its
     size.
 
-    This rule applies when the result is worse than the network from which training started. `before` and `after` are the standard
-    deviations of each weight before and after training. `relative` is `after` divided by the root mean square of the weight.
-    Weights that shrink while their spread is constant do not count as a finding.
+    This rule applies when the result is worse than the starting network (see `worse_than_start`). `before` and `after` are the
+    standard deviations of each weight before and after training. `relative` is `after` divided by the root mean square of the
+    weight. Weights that shrink while their spread is constant do not count as a finding.
     """
     known = [name for name in after if before.get(name, 0) > 0]
     if not known:

@@ -28,7 +28,7 @@ MAX_ROUNDING_ERROR = 5e-4
 
 
 def exact_float32(like: Tensor) -> bool:
-    """Whether float32 matrix products on a tensor's device may be faster than float64 and have full float32 precision."""
+    """Whether a tensor is on a CPU on which float32 matrix products have full float32 precision."""
     if like.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return False
     names = cpu_float32_precisions()

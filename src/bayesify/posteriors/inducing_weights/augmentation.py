@@ -97,10 +97,10 @@ def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Ten
 
     The singular value decomposition `[W b] / sigma = P S Q^T` is truncated to rank min(M_r, M_c). Z_r = P^T and Z_c = Q^T have
     orthonormal rows, so Psi is $(1 + D^2) I$. Then $U = (1 + D^2)^2 S$ gives the truncated matrix as the exact mean for any D. If
-    U is whitened, $U = (1 + D^2) S$ gives this mean. If Z has more than min(M_r, M_c) rows, the further rows are random and
-    orthogonal to the first rows. The further rows multiply zeros in U. They therefore change nothing at the start, but they can
-    learn. For a matrix of zeros, such as the matrix of a fresh adapter, all rows are random, because no direction is better than
-    another.
+    U is whitened, $U = (1 + D^2) S$ gives this mean. If Z has more rows than the truncated decomposition has singular values, the
+    further rows are random and orthogonal to the first rows. The further rows multiply zeros in U. They therefore change nothing
+    at the start, but they can learn. For a matrix of zeros, such as the matrix of a fresh adapter, all rows are random, because
+    no direction is better than another.
     """
     basis = matrix if matrix.any() else torch.randn_like(matrix)
     rank = min(m_r, m_c, *matrix.shape)

@@ -249,8 +249,8 @@ class WalshHadamard(Posterior):
     def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Materialize weights from the D distinct numbers $c = D^{-1/2} H g$ of each block, [..., K, D]. If all weights of the
-        group are materialized, one call makes all of them."""
+        """Materialize weights from the D distinct numbers of each block, [..., K, D]: draws, means or variances of $c = D^{-1/2}
+        H g$. If all weights of the group are materialized, one call makes all of them."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)

@@ -164,7 +164,8 @@ def solve_quantile(
 ) -> Tensor:
     """For each entry, the value at which a distribution function equals q, up to rounding.
 
-    The solution lies between `lower` and `upper`. The error is a few roundings of the solution's absolute value plus `scale`.
+    The solution x lies between `lower` and `upper`. The error is about 4 eps (|x| + `scale`), where eps is the relative rounding
+    error of the dtype.
     """
     value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
     done = torch.zeros_like(value, dtype=torch.bool)
