@@ -21,7 +21,6 @@ from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch
 from bayesify.training import ModelStack, loop, rules
-from bayesify.training.history import History
 from bayesify.training.rules import Score
 from bayesify.training.validation import Totals
 from bayesify.training.watch import Watch, start_network
@@ -684,13 +683,15 @@ def test_example_weights_are_not_taken_for_statistics_that_differ():
 
 def test_a_continued_run_is_judged_by_the_best_epoch_even_if_it_came_before():
     """With patience, the run returns the first epoch, so the worse scores after the interruption do not matter."""
-    watch = Watch(
-        bayesify.bayesianize(nn.Linear(2, 2), "mean_field"),
-        SimpleNamespace(patience=2, total_epochs=2, accumulate=1, num_data=8),
-        None,
-        torch.device("cpu"),
-    )
-    watch.start, watch._validated = Score(0.3, 0.9, 1000), Score(0.8, 0.6, 1000)
-    rows = [{"validation_nll": 0.3, "validation_accuracy": 0.9}, {"validation_nll": 0.8, "validation_accuracy": 0.6}]
-    found = watch._predictions(History(rows), [], True, None)
-    assert not any(finding.code == "worse_than_start" for part in found for finding in part)
+    settings = SimpleNamespace(patience=2, total_epochs=2, accumulate=1, num_data=8)
+    bnn = bayesify.bayesianize(nn.Linear(2, 2), "mean_field")
+    watch, continued = (Watch(bnn, settings, None, torch.device("cpu")) for _ in range(2))
+    watch.start, watch._validated = Score(0.3, 0.9, 1000), Score(0.3, 0.9, 1000, losses=(0.1, 0.5))
+    continued.load(watch.state(), torch.zeros(4))
+    assert continued._validated == watch._validated
+    worse = Score(0.8, 0.6, 1000)
+    continued.after_validation(SimpleNamespace(means=lambda: {"nll": worse.nll}, score=lambda: worse))
+    for one, expected in ((continued, False), (Watch(bnn, settings, None, torch.device("cpu")), True)):
+        one.start, one._validated = watch.start, one._validated or worse
+        found = one._predictions([], True, None)
+        assert any(finding.code == "worse_than_start" for part in found for finding in part) is expected

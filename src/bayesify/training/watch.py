@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import astuple, replace
+from dataclasses import astuple
 from statistics import fmean
 from typing import Any
 
@@ -262,7 +262,7 @@ class Watch:
         if rows is not None:
             parts.append(rules.members_apart(rows, "models of the stack", self._unit_nats))
         with self._aside(), autocast or nullcontext():
-            parts += self._predictions(history, nll, bool(held_out), now)
+            parts += self._predictions(nll, bool(held_out), now)
         self._first, self._last = [], []
         if {finding.code for part in parts for finding in part} & {"kl_dwarfs", "worse_than_start"}:
             with self._aside():
@@ -275,19 +275,15 @@ class Watch:
         history.notes["comparison"] = NOT_COMPARED
         return Findings(found, " on training batches; give validation= to compare with the given network on other data")
 
-    def _predictions(
-        self, history: History, nll: list[float], held_out: bool, now: Score | None
-    ) -> list[list[Finding]]:
+    def _predictions(self, nll: list[float], held_out: bool, now: Score | None) -> list[list[Finding]]:
         """Findings about predictions. `now` is the score of the last batches in evaluation mode, as in `predict`."""
         found, bnn = [], self._bnn
         recent = fmean(nll[-max(1, len(nll) // 8) :]) if nll else 0.0
-        if held_out and self.start is not None:
-            best = self._stored_score(history)
-            if self._validated is not None and self._validated.nll <= best.nll:
-                best = self._validated  # this score holds the scores of each example
+        if held_out and self.start is not None and self._validated is not None:
+            best = self._validated
             found += [rules.worse_than_start(self.start, best, held_out=True), rules.coverage_off(best, held_out=True)]
             found.append(rules.less_calibrated(self.start, best))
-        elif self.start is not None and now is not None:
+        elif not held_out and self.start is not None and now is not None:
             found += [rules.worse_than_start(self.start, now, held_out=False), rules.coverage_off(now, held_out=False)]
             weighted = any(batch.weights is not None for batch in self._last)  # training averages over examples
             if bnn is not None and bnn.kept_statistics is None and following_layers(bnn) and not weighted:
@@ -301,15 +297,6 @@ class Watch:
             found.append(rules.learned_little(now))
         return found
 
-    def _stored_score(self, history: History) -> Score:
-        """Validation score of the epoch whose model the run returns, which may be an epoch from before an interruption."""
-        assert self.start is not None
-        row = min(history, key=lambda row: row["validation_nll"]) if self.settings.patience else history[-1]
-        best = Score(
-            row["validation_nll"], row.get("validation_accuracy"), self.start.count, row.get("validation_rmse")
-        )
-        return replace(best, coverage=row.get("validation_coverage_90"), has_atoms=self.start.has_atoms)
-
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -319,6 +306,7 @@ class Watch:
             "trace": self.trace.state(),
             "phase": self.phase,
             "start": None if score is None else score.config(),
+            "validated": None if self._validated is None else self._validated.config(),
             "spread": self.spread,
             "first": [list(astuple(finding)) for finding in self.first],
         }
@@ -327,7 +315,8 @@ class Watch:
         """Inverse of `state`."""
         self.trace.load(state["trace"], like)
         self.phase = str(state["phase"])
-        self.start = None if state["start"] is None else Score.restore(state["start"])
+        scores = (state["start"], state["validated"])
+        self.start, self._validated = (None if score is None else Score.restore(score) for score in scores)
         self.spread = {str(name): float(value) for name, value in state["spread"].items()}
         self.first = [Finding(str(code), str(sentence), str(remedy)) for code, sentence, remedy in state["first"]]
 
