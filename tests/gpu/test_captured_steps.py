@@ -68,6 +68,16 @@ def test_captured_steps_are_the_steps(name):
         assert {**row, "seconds": 0} == {**expected, "seconds": 0}
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+@pytest.mark.parametrize("name", ["mean_field", "inducing"])
+def test_steps_of_a_pruned_network_are_captured(name, precision):
+    captured, plain = (bayesify.prune(network(POSTERIORS[name]()), 0.5) for _ in range(2))
+    options = {"learning_rate": 1e-2, "scheduler": "constant", "precision": precision}
+    assert fit(captured, **options).notes["capture"] == "steps were captured"
+    fit(plain, capture=False, **options)
+    same(captured, plain)
+
+
 def test_with_phases_schedules_clipping_and_batch_norm():
     class Middle(nn.Module):
         def __init__(self):

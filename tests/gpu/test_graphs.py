@@ -56,11 +56,21 @@ def test_recorded_draws_and_gradients_are_bit_identical(problem, monkeypatch):
     assert run(problem, 1, monkeypatch) == run(problem, 10**9, monkeypatch)
 
 
-@pytest.mark.parametrize("family", [posteriors.RankOne, posteriors.Dropout])
-def test_families_without_a_kernel_of_their_own_are_recorded_to_the_bit(family, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "keep"),
+    [
+        (posteriors.RankOne, None),
+        (posteriors.Dropout, None),
+        (posteriors.MeanField, 0.5),
+        (posteriors.InducingWeights, 0.5),
+    ],
+)
+def test_families_without_a_kernel_of_their_own_are_recorded_to_the_bit(family, keep, monkeypatch):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 3)).cuda()
     bnn = bayesify.bayesianize(net, family(), likelihood=likelihoods.Categorical())
+    if keep is not None:
+        bayesify.prune(bnn, keep)
     x = torch.randn(64, 5, device="cuda")
     problem = bnn, x, (x[:, 0] > 0).long()
     recorded = run(problem, 1, monkeypatch)

@@ -8,6 +8,7 @@ from torch import nn
 
 import bayesify
 from bayesify import likelihoods, models, posteriors
+from bayesify.maths.value_checks import deferred_checks
 
 POSTERIORS = {
     "mean_field": lambda: posteriors.MeanField(init_std=0.1),
@@ -143,6 +144,33 @@ def test_a_pruned_state_does_not_go_into_an_unpruned_network_nor_the_other_way()
         whole.load_state_dict(pruned.state_dict())
     with pytest.raises(RuntimeError, match="not pruned, but this network is"):
         pruned.load_state_dict(state)
+
+
+def test_a_state_with_other_masks_moves_the_kept_entries():
+    _, one = network("inducing")
+    _, other = network("inducing")
+    with torch.no_grad():
+        for z in other.posterior.augmentations[0].z_col.values():
+            z.copy_(z.flip(-1))
+    for bnn in (one, other):
+        bayesify.prune(bnn, 0.5)
+    ours, theirs = (bnn.posterior.augmentations[0].z_col for bnn in (one, other))
+    assert not torch.equal(ours.mask("0"), theirs.mask("0"))
+    one.load_state_dict(other.state_dict())
+    for name in theirs:
+        assert torch.equal(ours.dense(name), theirs.dense(name))
+
+
+@pytest.mark.parametrize("name", POSTERIORS)
+def test_a_step_of_a_pruned_network_reads_no_value(name):
+    """The sizes of all results are known beforehand. Otherwise a GPU would have to wait, and `fit` could not capture the step."""
+    _, bnn = network(name)
+    bayesify.prune(bnn, 0.5)
+    with deferred_checks(), torch.autograd.profiler.profile() as profile:
+        bnn.elbo(torch.randn(4, 2, 8), torch.tensor([0, 1, 2, 0]), num_data=4).backward()
+    called = {event.name for event in profile.function_events}
+    assert "aten::scatter" in called
+    assert not called & {"aten::nonzero", "aten::masked_select", "aten::index_put_"}
 
 
 def test_every_tensor_keeps_at_least_one_number() -> None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from bayesify.weights.named_parameters import POSITIONS_SUFFIX
+
 Items = TypeVar("Items", bound=Sized)
 
 BatchStatistics = Literal["auto", "frozen", "train"] | Sequence[str]
@@ -162,11 +164,12 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def checksum_of(modules: Iterable[nn.Module], without: Container[str]) -> int:
     """A 64-bit checksum of all parameters and buffers of modules: sums of their bits, mixed with their positions.
 
-    The checksum is the same on every device. Tensors whose names are in `without` do not count.
+    The checksum is the same on every device. Tensors whose names are in `without` do not count. The positions of entries that
+    pruning kept do not count either, because they follow from the masks.
     """
     total: Tensor | None = None
     named = (pair for module in modules for pair in (*module.named_parameters(), *module.named_buffers()))
-    for tensor in (value for name, value in named if name not in without):
+    for tensor in (value for name, value in named if name not in without and not name.endswith(POSITIONS_SUFFIX)):
         bits = tensor.detach().contiguous().view(_INTEGERS[min(tensor.element_size(), 8)]).reshape(-1).long()
         mixed = bits + torch.arange(1, bits.numel() + 1, device=bits.device) * 0x1E3779B97F4A7C15
         part = (mixed * (mixed >> 31)).sum()

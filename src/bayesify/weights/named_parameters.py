@@ -13,7 +13,8 @@ class NamedParameters(nn.Module):
     """Parameters under dotted names, such as names of weights and layers. Torch does not allow dotted names directly.
 
     A parameter can be pruned. The entries that a mask keeps are then stored in one vector, and `dense` puts them back among
-    zeros. The mask is a buffer next to the parameter.
+    zeros. The mask is a buffer next to the parameter. The row-major positions of the kept entries are another buffer, because the
+    gradient of a scatter by mask waits for the GPU, and a step that waits cannot be captured in a CUDA graph.
     """
 
     def __init__(self, values: Mapping[str, Tensor], trainable: bool = True) -> None:
@@ -59,6 +60,7 @@ class NamedParameters(nn.Module):
         kept = self.dense(name).detach()[mask]
         self._parameters[key] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
         self.register_buffer(key + MASK_SUFFIX, mask)
+        self.register_buffer(key + POSITIONS_SUFFIX, _positions(mask), persistent=False)
 
     def dense(self, name: str) -> Tensor:
         """A parameter in its dense shape."""
@@ -69,17 +71,22 @@ class NamedParameters(nn.Module):
         mask = self.mask(name)
         if mask is None:
             return values
-        batch = values.shape[:-1]
-        return values.new_zeros(*batch, *mask.shape).masked_scatter(mask.expand(*batch, *mask.shape), values)
+        positions, batch = self._buffers[encode(name) + POSITIONS_SUFFIX], values.shape[:-1]
+        assert positions is not None
+        dense = values.new_zeros(*batch, mask.numel()).scatter(-1, positions.expand(*batch, -1), values)
+        return dense.view(*batch, *mask.shape)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         theirs = {key for key in state_dict if key.startswith(prefix) and key.endswith(MASK_SUFFIX)}
-        ours = {prefix + key for key in self._buffers}
+        ours = {prefix + key for key in self._buffers if key.endswith(MASK_SUFFIX)}
         if theirs != ours:
             what = "pruned, but this network is not" if theirs - ours else "not pruned, but this network is"
             args[-1].append(f"{prefix[:-1]}: the state is {what}; load a pruned network's file with bayesify.load")
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
+        for name in self:
+            if (mask := self.mask(name)) is not None:
+                self._buffers[encode(name) + POSITIONS_SUFFIX] = _positions(mask)
 
 
 def tensors_in(module: nn.Module, *, buffers: bool = True) -> list[Tensor]:
@@ -111,6 +118,13 @@ def first_parameter(module: nn.Module) -> Tensor:
 _is_given: Any = partial(operator.is_not, None)
 MASK_SUFFIX = ":mask"
 """Suffix of a mask's name, after the name of its parameter."""
+POSITIONS_SUFFIX = ":positions"
+"""Suffix of the name of the kept entries' positions, after the name of their parameter."""
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Row-major positions of a mask's true entries."""
+    return mask.flatten().nonzero().squeeze(1)
 
 
 def encode(name: str) -> str:

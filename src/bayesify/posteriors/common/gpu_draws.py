@@ -21,7 +21,7 @@ from bayesify.running.caching import computed_anew, settled
 from bayesify.running.cuda_graphs import CAPTURE_LOCK, Captured, Captures, side_stream
 from bayesify.weights.layout import NetworkLayout, PlacedWeights, strides_of
 from bayesify.weights.module_state import swapped
-from bayesify.weights.named_parameters import MASK_SUFFIX, first_parameter, tensors_in
+from bayesify.weights.named_parameters import first_parameter, tensors_in
 
 MAX_MEMORY_SHARE = 1 / 16
 """Largest share of a device's memory that the draws of a captured request may take in float32. A graph keeps this memory."""
@@ -132,9 +132,9 @@ def _suits(posterior: Posterior, request: DrawRequest) -> bool:
         return False
     if not request.prior.fixed or posterior.draws_fused(request):
         return False
-    if any(name.endswith(MASK_SUFFIX) for name, _ in posterior.named_buffers()):
-        return False  # the gradient of a scatter by mask waits for the device
-    numbers = posterior.results.constant(posterior, "numbers", lambda: sum(posterior.sizes().values()))
+    numbers = posterior.results.constant(
+        posterior, "numbers", lambda: sum(weight.numel for weight in posterior.weights)
+    )
     return 4 * request.num_draws * numbers <= MAX_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
 
 
