@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -160,6 +161,24 @@ def test_reduced_training_has_the_accuracy_of_the_deterministic_network_at_half_
 
 
 # -- pruning and the ablation -------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_pruning_resumes_after_the_last_finished_fraction(tmp_path):
+    job, called = pruning.Pruning("ffg_u", Recipe(), Source(SYNTHETIC), fine_tuning=1), []
+
+    def work(job, folder):
+        called.append(job.keep)
+        if called == [1.0, 0.75, 0.5]:
+            raise KeyboardInterrupt
+        return {"keep": job.keep}
+
+    planned = partial(pruning.plan, {"ffg_u-0": job})
+    with pytest.raises(KeyboardInterrupt):
+        run_trainings(work, planned, tmp_path)
+    results = run_trainings(work, planned, tmp_path)
+    assert called == [1.0, 0.75, 0.5, 0.5, 0.25]
+    kept = {"ffg_u-0": 1.0, "ffg_u-0-0.75": 0.75, "ffg_u-0-0.5": 0.5, "ffg_u-0-0.25": 0.25}
+    assert {name: result["keep"] for name, result in results.items()} == kept
 
 
 @pytest.mark.slow
