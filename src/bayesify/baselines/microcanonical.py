@@ -130,8 +130,11 @@ class Microcanonical:
     def advance(self, mean_steps: float | None = None) -> Tensor:
         """Run one trajectory of each chain, accept or reject it, and add its errors to `sums`.
 
-        By default, the mean number of steps is determined by the length L of a trajectory. The result is the squared energy error
-        of each chain's trajectory, [C]. Without `adjust`, it is the mean squared error of the trajectory's steps.
+        By default, the mean number of steps is determined by the length L of a trajectory.
+
+        Returns:
+            Squared energy error of each chain's trajectory, [C]. Without `adjust`, it is the mean squared error of the
+            trajectory's steps.
         """
         if mean_steps is None:
             mean_steps = min(max(self.length / self.step, 1.0), self.max_steps)

@@ -414,7 +414,10 @@ class LayerwiseTrainer(NaturalGradient):
     def update(self, gradient: Mapping[str, Tensor], curvature: Moments, learning_rate: float) -> Changes:
         """Compute a step of the posterior. Only the moments change; the caller applies the step.
 
-        `gradient` is the gradient of the mean negative log-likelihood per example, by weight name; see `curvature`.
+        Args:
+            gradient: For each weight name, the gradient of the mean negative log-likelihood per example.
+            curvature: Observations of the curvature; see `curvature`.
+            learning_rate: Learning rate of the mean.
         """
 
     @property

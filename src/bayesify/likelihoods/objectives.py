@@ -22,8 +22,17 @@ def expected_log_likelihood(
 ) -> Tensor:
     r"""The data term of a bound: $\frac{N}{B} \sum_{b} \omega_b \log p(y_b | f_s(x_b))$ for each draw, [S], in nats.
 
-    The outputs f are [S, B, ...], and the weights $\omega$ of the examples are 1 by default. With `exact`, the term uses `log_prob`
-    and its own gradients, which samplers need, instead of the likelihood's `objective`.
+    Args:
+        outputs: The network's outputs of each draw, [S, B, ...].
+        y: Targets of B examples.
+        likelihood: p(y | f).
+        num_data: Number N of examples in the whole dataset.
+        example_weights: Weights $\omega$ of the examples, [B]; 1 by default.
+        exact: Whether to use `log_prob` and its own gradients instead of the likelihood's `objective`. Samplers need the exact
+            gradients of `log_prob`.
+
+    Raises:
+        ValueError: If `num_data` is below the batch size, or if the weights do not fit the batch.
     """
     score = likelihood.log_prob if exact else likelihood.objective
     log_prob = score(outputs, y, has_draws=True)  # [S, B]
@@ -70,7 +79,10 @@ def check_example_weights(weights: Tensor, batch: int) -> None:
 def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
     r"""Evidence lower bound: $\frac1S \sum_s \log p(\mathcal{D} | f_s) - \beta\,\mathrm{KL}_s$, a scalar in nats.
 
-    A weight $\beta$ of 1 gives the bound, and a smaller weight gives a tempered posterior.
+    Args:
+        log_likelihood: The data term of each draw, [S].
+        kl: KL of each draw, [S] or a scalar.
+        kl_weight: $\beta$. The value 1 gives the bound, and a smaller value gives a tempered posterior.
     """
     return torch.sub(log_likelihood, kl, alpha=kl_weight).mean()
 

@@ -146,8 +146,10 @@ class Places(Sequence[Place]):
 class Joined:
     """Tensors in one piece of memory, each aligned to `ALIGNMENT_NUMBERS`; tensors with equally shaped rows are adjacent.
 
-    Splitting adjacent tensors in one call takes a third of the CPU time that a separate view of each tensor takes. `layouts`
-    are the size and the stride of each tensor, which must have no gaps in memory.
+    Splitting adjacent tensors in one call takes a third of the CPU time that a separate view of each tensor takes.
+
+    Args:
+        layouts: Size and stride of each tensor; a tensor must have no gaps in memory.
     """
 
     def __init__(self, layouts: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:

@@ -16,7 +16,12 @@ def regularized_beta(a: Tensor, b: Tensor, x: Tensor, rest: Tensor | None = None
 
     The computation uses the continued fraction of Press et al. (Numerical Recipes, 6.4) with Lentz's method, at x or
     at 1 - x, whichever converges faster. The result is accurate to about 1e-12; for parameters above 1e4, the logarithm of B loses
-    further digits. There is no gradient. `rest` is 1 - x, if it is known more precisely than by subtraction.
+    further digits. There is no gradient.
+
+    Args:
+        a, b: Positive parameters.
+        x: Upper limit, from 0 to 1.
+        rest: The value of 1 - x, if it is known more precisely than by subtraction.
     """
     rest = 1 - x if rest is None else rest
     a, b, x, rest = torch.broadcast_tensors(*(part.double() for part in (a, b, x, rest)))

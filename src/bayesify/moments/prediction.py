@@ -57,7 +57,12 @@ def predict_moments(
     memory: int | str | None = None,
     split_batch: bool = True,
 ) -> Predictive:
-    """The predictive distribution, computed from the moments of the outputs; see `BayesianNetwork.predict`."""
+    """The predictive distribution, computed from the moments of the outputs; see `BayesianNetwork.predict`.
+
+    Raises:
+        ValueError: If a posterior does not have independent Gaussian weights, if a layer is not supported, or if the
+            batch is empty.
+    """
     weights, decisions = _weights(runner.network, posteriors, layout)
     if batch_size(args, kwargs) == 0:
         raise ValueError("predict: the batch is empty; give at least one example")

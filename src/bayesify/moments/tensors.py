@@ -26,7 +26,11 @@ itself."""
 
 
 class NoRule(Exception):
-    """Raised if a function has no rule for means and variances. The text names the function and says why."""
+    """Raised if a function has no rule for means and variances.
+
+    Args:
+        reason: Text that names the function and says why it is not supported.
+    """
 
 
 @dataclass

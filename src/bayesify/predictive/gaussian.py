@@ -88,9 +88,12 @@ class DenseSpread(Spread):
 
 
 class SharedBasis(Spread):
-    r"""Covariances $C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows, by default the identity.
+    r"""Covariances $C_n = U \operatorname{diag}(v_n) U^\top$ with the same eigenvectors for all rows. No row needs its own
+    decomposition.
 
-    The variances v are [N, K], and the eigenvectors U are [K, K]. No row needs its own decomposition.
+    Args:
+        variances: v, [N, K].
+        basis: Eigenvectors U, [K, K]; the identity by default.
     """
 
     def __init__(self, variances: Tensor, basis: Tensor | None = None) -> None:

@@ -180,13 +180,20 @@ def _make_process(inducing_inputs: Tensor, covariance: str) -> Any:
         def __init__(self) -> None:
             size = inducing_inputs.shape[0]
             variational = gpytorch.variational
-            name = "MeanField" if covariance == "diagonal" else "Cholesky"
-            distribution = getattr(variational, f"{name}VariationalDistribution")(size)
-            given = self, inducing_inputs.clone(), distribution
-            super().__init__(variational.VariationalStrategy(*given, learn_inducing_locations=True))
+            kind = (
+                variational.MeanFieldVariationalDistribution
+                if covariance == "diagonal"
+                else variational.CholeskyVariationalDistribution
+            )
+            super().__init__(
+                variational.VariationalStrategy(
+                    self, inducing_inputs.clone(), kind(size), learn_inducing_locations=True
+                )
+            )
             self.mean_module = gpytorch.means.ZeroMean()
-            kernel = gpytorch.kernels.RBFKernel(ard_num_dims=inducing_inputs.shape[-1])
-            self.covar_module = gpytorch.kernels.ScaleKernel(kernel)
+            self.covar_module = gpytorch.kernels.ScaleKernel(
+                gpytorch.kernels.RBFKernel(ard_num_dims=inducing_inputs.shape[-1])
+            )
 
         def forward(self, x: Tensor) -> Any:
             return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))

@@ -267,9 +267,15 @@ class RandomFeatureGP(BayesianNetwork):
                 f"the given network is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"
             )
         features, stored = net.features, config["network"]
-        given = features.num_inputs, features.num_features, len(net.heads), stored["posterior"]["heads"]
-        more = {"learn_kernel": features.raw_lengthscale.requires_grad, "exact_bound": config["exact_bound"]}
-        process = cls(*given, likelihood=stored["likelihood"], **more).to(features.raw_lengthscale)
+        process = cls(
+            features.num_inputs,
+            features.num_features,
+            len(net.heads),
+            stored["posterior"]["heads"],
+            likelihood=stored["likelihood"],
+            learn_kernel=features.raw_lengthscale.requires_grad,
+            exact_bound=config["exact_bound"],
+        ).to(features.raw_lengthscale)
         put_tensors(process, state)
         return process.train(net.training)
 

@@ -106,7 +106,11 @@ def fused_transform(x: Tensor, scale: float) -> Tensor:
     """`scale` times the transform by the matrix of entries 1 and -1. The last dimension is a power of two of at least 128.
 
     For float32, sums in tensor cores have a relative error of 1e-6 with three bfloat16 terms per number, or 4e-6 with two. With
-    tf32 the error would be 8e-4. The vectors [..., D] are 16-bit or 32-bit floats on a CUDA device.
+    tf32 the error would be 8e-4.
+
+    Args:
+        x: Vectors [..., D] on a CUDA device, in 16-bit or 32-bit floats.
+        scale: Factor on the result.
     """
     size = x.shape[-1]
     if size > MAX_VECTOR_SIZE:

@@ -16,6 +16,9 @@ class QuantileFunction(Family):
     quantiles the density is constant, $(l_{k+1} - l_k) / (q_{k+1} - q_k)$. Beyond the first and the last quantile the tails are
     exponential. Each tail passes through the two quantiles nearest to it: $Q(p) = q_1 + b \log(p / l_1)$ for $p < l_1$ with $b =
     (q_2 - q_1) / \log(l_2 / l_1)$, and likewise above $l_K$.
+
+    Args:
+        levels: Levels $l_1 < \dots < l_K$, strictly between 0 and 1.
     """
 
     def __init__(self, levels: Sequence[float]) -> None:
