@@ -165,7 +165,7 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
     every = ours_of(table)
     rows = {key: _both(table, every, key)[0] for key in every}
     mine, usual = ({(*key, *more): float(row["ours"]) for key, row in some.items()} for some in (rows, every))
-    theirs = {(*key, *more): value for key, (value, _) in theirs_of(table).items()} if "path" in table else {}
+    theirs = {(*key, *more): value for key, value in _corrected(table).items()} if "path" in table else {}
 
     def words(axis: str, value: str) -> str:
         text = _place(table, axis, value)
@@ -383,6 +383,13 @@ def theirs_of(table: Mapping[str, Any]) -> dict[Key, tuple[float, float | None]]
             spread = flat.get((*key[:place], f"{key[place]}_std", *key[place + 1 :]))
             found[key] = (value, spread)
     return found
+
+
+def _corrected(table: Mapping[str, Any]) -> dict[Key, float]:
+    """Published numbers after their corrections, by the values of the table's axes."""
+    cases, axes = table.get("corrections", ()), table["axes"]
+    found = {key: (value, dict(zip(axes, key, strict=True))) for key, (value, _) in theirs_of(table).items()}
+    return {key: value + _first(cases, setting, True).get("add", 0) for key, (value, setting) in found.items()}
 
 
 def _leaves(value: Any, key: Key, labels: list[str], pairs: bool) -> Iterator[tuple[Key, Any]]:
