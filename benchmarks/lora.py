@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import bayesify
 from bayesify import Laplace, metrics, posteriors
 from bayesify.adapters import bayesianize_lora
-from bayesify.adapters.extras import load
+from bayesify.arguments.installing import load
 from bayesify.baselines import fit_members
 from tools import markdown
 

@@ -14,7 +14,7 @@ if importlib.util.find_spec("arviz") is None:  # its import warns, which is an e
 import bayesify
 from bayesify import likelihoods, posteriors
 from bayesify.adapters.arviz import to_inference_data
-from bayesify.adapters.extras import load
+from bayesify.arguments.installing import load
 from bayesify.baselines import FixedDraws
 
 X = torch.randn(9, 2, generator=torch.Generator().manual_seed(0))

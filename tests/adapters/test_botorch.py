@@ -15,7 +15,7 @@ if importlib.util.find_spec("botorch") is None:  # its import warns, which is an
 import bayesify
 from bayesify import baselines, likelihoods, posteriors
 from bayesify.adapters import BoTorchModel
-from bayesify.adapters.extras import load
+from bayesify.arguments.installing import load
 from bayesify.predictive import TargetTransform
 from bayesify.random_features import RandomFeatureGP
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import bayesify
 from bayesify import adapters, likelihoods, posteriors
-from bayesify.adapters import extras
+from bayesify.arguments import installing
 
 PACKAGES = {
     "lightning": "lightning",
@@ -26,7 +26,7 @@ def test_a_missing_package_names_its_extra(package, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(extras, "import_module", missing)
+    monkeypatch.setattr(installing, "import_module", missing)
     monkeypatch.delitem(sys.modules, f"bayesify.adapters.{package}", raising=False)
     monkeypatch.setitem(vars(adapters), package, None)
     bnn = bayesify.bayesianize(nn.Linear(1, 1), posteriors.MeanField(), likelihood=likelihoods.Gaussian())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayesify.adapters.drawn import fixed_draws, likelihood_of, output_of
-from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, Inputs, checked
+from bayesify.arguments.installing import load
 from bayesify.draws import Draws
 from bayesify.likelihoods import Likelihood
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output

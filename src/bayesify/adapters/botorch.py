@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from bayesify.adapters.drawn import fixed_draws, output_of
-from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, checked
+from bayesify.arguments.installing import load
 from bayesify.draws import Draws
 from bayesify.laplace import Laplace
 from bayesify.likelihoods import Likelihood

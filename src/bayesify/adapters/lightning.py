@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.adapters.extras import load
 from bayesify.adapters.torchmetrics import collection
 from bayesify.arguments.checks import Count, DataCount, NonNegative, Positive, Seed, checked
+from bayesify.arguments.installing import load
 from bayesify.likelihoods import objectives
 from bayesify.network import BayesianNetwork
 from bayesify.predictive.base import Predictive

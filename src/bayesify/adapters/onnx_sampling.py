@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from bayesify.adapters.extras import load
+from bayesify.arguments.installing import load
 from bayesify.maths.noise import NoiseSource
 from bayesify.network import BayesianNetwork
 from bayesify.running.caching import settled

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, Level, checked
+from bayesify.arguments.installing import load
 from bayesify.metrics.calibration import match_labels, match_values, reliability
 from bayesify.metrics.scores import COVERAGE_LEVELS, ECE_BINS, brier
 from bayesify.predictive.base import Outputs, Predictive

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesify.adapters.extras import load
 from bayesify.arguments.checks import Count, DataCount, NonNegative, checked
+from bayesify.arguments.installing import load
 from bayesify.configuration import make_posterior
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import Likelihood

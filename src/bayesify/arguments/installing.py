@@ -1,10 +1,26 @@
-"""Advice on how to install an optional package."""
+"""Import of optional packages, and advice on how to install them."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from importlib import metadata
+import warnings
+from importlib import import_module, metadata
+from typing import Any
+
+
+def load(module: str, *, extra: str, owner: str) -> Any:
+    """Import a module of an optional package. `extra` is the extra of bayesify that installs the package; `owner` is
+    the caller's name in messages.
+
+    Warnings of the package during the import are hidden, because the caller can do nothing about them.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{owner}: {module.partition('.')[0]} is not installed; {how_to_install(extra)}") from error
 
 
 def how_to_install(extra: str) -> str:
