@@ -124,7 +124,7 @@ def products(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def waves_and_line(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The sine of a product of two of five inputs, plus a third, with noise."""
+    """Noisy targets: the sine of the product of two inputs, plus a third input. Two further inputs have no effect."""
     x = torch.randn(2300, 5, generator=generator)
     return x, torch.sin(x[:, :1] * x[:, 1:2]) + x[:, 2:3] + 0.2 * torch.randn(2300, 1, generator=generator)
 

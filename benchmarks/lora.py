@@ -1,4 +1,4 @@
-"""Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors of the adapter's weights.
+"""Fine-tuning by low-rank adapters: accuracy, NLL and calibration of plain LoRA and of posteriors over the adapter's weights.
 
 A language model of bytes is trained from scratch on the source code of Python's standard library and of torch. Adapters of rank 8
 on its attention maps then learn to classify snippets of four other folders of torch by folder, from 256 examples. All other weights
@@ -236,7 +236,8 @@ def run(
 
 
 def narrow(name: str, **options: Any) -> list[dict[str, Any]]:
-    """Settings with scales of a quarter and of almost all of a fresh A's, and small KL weights. An example has 384 weights."""
+    """Settings with small KL weights, whose scales are a quarter of a fresh A's scale, or almost equal to it. An example has 384
+    weights."""
     return [
         {"posterior": {"name": name, "init_std": std, **options}, "kl_weight": weight, "rate": 1e-3}
         for std, weight in itertools.product((0.01, 0.03), (1e-3, 1e-2))

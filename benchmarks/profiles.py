@@ -251,7 +251,7 @@ def hadamard_on_cpu(size: int = 4096) -> dict[str, Any]:
 
 
 def deep_gp_on_cpu() -> dict[str, Any]:
-    """Operations of a step of `benchmarks.deep_gp`, and of gpytorch's."""
+    """Operations in a training step of `benchmarks.deep_gp`, ours and gpytorch's."""
     x = torch.randn(deep_gp.BATCH, deep_gp.INPUTS)
     y = torch.sin(x.sum(-1))
     ours, peer = deep_gp.ours(x, y, "global"), deep_gp.peer(x, y, shared=False)

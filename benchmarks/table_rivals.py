@@ -1,8 +1,9 @@
 """The methods of `benchmarks.tables`: bayesify's estimators and their rivals, on the same rows.
 
 A method is a function of `Rows`. Its answer is a `Regression` or a `Classification`, which hold plain arrays. A rival searches a
-few random settings by the loss on the same validation rows, a fifth of its training rows. Boosted trees and the networks of
-pytabkit take texts as categories. The linear model, the forest and NGBoost take numbers, with one input per frequent level.
+few random settings by the loss on the same validation rows, which are a fifth of its training rows. Boosted trees and the
+networks of pytabkit take texts as categories. The linear model, the forest and NGBoost take numbers, with one input per frequent
+level.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,8 @@ LEVELS = np.array([0.025, *np.arange(1, 20) / 20, 0.975])
 TUNING_LEVELS = np.array([0.1, 0.5, 0.9])
 """Probabilities at which every rival is tuned and judged on the validation rows."""
 NUM_TRIES, NUM_TRIES_OF_CATBOOST, MAX_TREES, TREES_STEP = 8, 4, 200, 10
-"""Number of random settings of boosted trees and of CatBoost, largest number of trees, and step between the tree counts tried."""
+"""Number of random settings tried for boosted trees, and for CatBoost; largest number of trees; step between the tree counts
+tried."""
 MAX_NATIVE_LEVELS = 254
 """Largest number of levels of a text in scikit-learn's boosted trees. Rarer levels count as missing."""
 

@@ -48,11 +48,11 @@ from benchmarks.truth_problems import PROBLEMS, Problem
 TRUTHS = Path(__file__).parent / "results" / "truth"
 """Folder of the reference posteriors."""
 FOLDER = Path("build/truth")
-"""Folder of chains and of rows of single runs."""
+"""Folder with the chains, and with the rows of single runs."""
 STORED_DRAWS = 400
 """Number of draws of functions in a file. Half of them determine the noise floor."""
 MEMBERS, POINT_EPOCHS, WARMUP = 12, 600, 60
-"""Number of chains of a part, of epochs of the training run before, and of warm-up trajectories."""
+"""Number of chains in a part, number of epochs in the training run before, and number of warm-up trajectories."""
 SKIPPED_SHARE = 0.2
 """Share of the trajectories after the warm-up that are dropped as burn-in."""
 EPOCHS, SLOW_SHARE, LEARNING_RATE, STEP_DRAWS = 1000, 4, 0.05, 4

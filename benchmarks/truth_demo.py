@@ -19,7 +19,8 @@ from benchmarks.truth import FOLDER, Part, functions_at, joined
 from benchmarks.truth_problems import PROBLEMS
 
 CURVE_DRAWS, MAP_ROUNDS, MAP_THIN = 2000, 25, 16
-"""Number of stored draws of the curve; number of rounds of the chains of two moons, and trajectories between rounds."""
+"""Number of stored draws of the curve; for two moons, number of rounds of the chains and number of trajectories between
+rounds."""
 
 
 def curves_at(inputs: Tensor, folder: Path) -> Tensor:

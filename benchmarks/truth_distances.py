@@ -13,7 +13,7 @@ from torch import Tensor
 from benchmarks.truth_problems import Problem
 
 GRID_POINTS = 128
-"""Number of grid points of the integral of distribution functions."""
+"""Number of grid points for integrals of distribution functions."""
 NUM_SPLITS = 8
 """Number of random splits of the truth into halves, for its noise floor."""
 BLOCK_INPUTS, NUM_BLOCKS, MAX_JUDGED = 5, 24, 60
@@ -86,7 +86,7 @@ def correlations(values: Tensor) -> Tensor:
 
 
 def _wasserstein_of_samples(first: Tensor, second: Tensor) -> float:
-    """Mean 1-Wasserstein distance between the draws of each number, [S, ...] and [S', ...]."""
+    """Mean over numbers of the 1-Wasserstein distance between their draws in `first` [S, ...] and in `second` [S', ...]."""
     levels = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
 
     def quantiles(values: Tensor) -> Tensor:
@@ -98,7 +98,8 @@ def _wasserstein_of_samples(first: Tensor, second: Tensor) -> float:
 
 
 def _wasserstein_of_targets(problem: Problem, first: Tensor, second: Tensor) -> float:
-    r"""Mean over inputs of $\int |F(y) - G(y)| dy$ of the predictive distributions of targets, mixtures of Gaussians."""
+    r"""Mean over inputs of $\int |F(y) - G(y)| dy$, where F and G are predictive distributions of targets, which are mixtures of
+    Gaussians."""
     parts = [components_of(problem, outputs) for outputs in (first, second)]
     low = torch.stack([(mean - 5 * std).amin(0) for mean, std in parts]).amin(0)  # [I]
     high = torch.stack([(mean + 5 * std).amax(0) for mean, std in parts]).amax(0)

@@ -84,7 +84,7 @@ class Problem:
     features: Callable[[Tensor], Tensor] | None = field(default=None)
 
     def network(self, seed: int) -> nn.Module:
-        """An untrained network, the same for the same seed."""
+        """An untrained network; equal seeds give equal networks."""
         with own_generators(seed=seed):
             return self.make()
 

@@ -21,7 +21,8 @@ FIGURES = ROOT / "docs" / "methods" / "figures"
 SCORES = ROOT / "docs" / "methods" / "scores" / "methods.jsonl"
 PAGE = ROOT / "docs" / "experiments" / "toy-problems.md"
 CHAIN_STEPS = 60
-"""Number of steps of the chain, and of its warm-up. With the other methods' number of steps, a chain takes minutes."""
+"""Number of steps of the chain, and number of its warm-up steps. With the other methods' number of steps, a chain takes
+minutes."""
 KINDS = ("regression", "classification")
 START, END = "<!-- results -->", "<!-- end of results -->"
 

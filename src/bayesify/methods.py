@@ -89,7 +89,7 @@ class Method:
 
     @property
     def option_names(self) -> tuple[str, ...] | None:
-        """Names of the options of the posterior or of `fit`, excluding the task; `None` if any option is accepted."""
+        """Names of the options that the posterior or `fit` accepts, without the task; `None` if any option is accepted."""
         function: Callable[..., Any] | None = self.fit or self.posterior
         takes = [] if function is None else [*inspect.signature(function).parameters.values()]
         takes = takes[self.fit is not None :]

@@ -574,8 +574,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         return fingerprint(self.mean_network())
 
     def summary(self) -> Summary:
-        """Each weight with its posterior, or the reason why it has none, and the numbers of parameters of the original and of the
-        Bayesian network."""
+        """Each weight with its posterior, or the reason why it has none. The summary also counts the parameters of the original
+        network and of the Bayesian network."""
         points = {name for name, value in self.network.named_parameters() if value.requires_grad}
         total = sum(parameter.numel() for parameter in self.parameters() if parameter.requires_grad)
         return summarize(self._catalog.weights, self._left, self.posteriors, points, total)

@@ -262,7 +262,7 @@ def test_bad_input():
     tied[2].weight = tied[0].weight
     coupled = baselines.VOGN(bayesify.bayesianize(tied, "mean_field", likelihood="gaussian"), num_data=9)
     before = [parameter.clone() for parameter in coupled.bnn.posteriors.parameters()]
-    with pytest.raises(ValueError, match=r"0.weight needs gradients of single examples"):
+    with pytest.raises(ValueError, match=r"0.weight needs per-example gradients"):
         coupled.step(torch.randn(9, 3), torch.randn(9, 3))
     after = coupled.bnn.posteriors.parameters()
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -108,7 +108,7 @@ class TestContexts:
     def test_bad_contexts(self) -> None:
         with pytest.raises(ValueError, match="not below high"):
             Box(1.0, 0.0, 5)
-        with pytest.raises(ValueError, match="only one of low and high"):
+        with pytest.raises(ValueError, match="only one of low= and high="):
             Box(1.0)
         with pytest.raises(ValueError, match="n=0"):
             Box(0.0, 1.0, 0)
@@ -116,7 +116,7 @@ class TestContexts:
             Box(0.0, float("inf"), 3)
         with pytest.raises(ValueError, match="the same shape"):
             Box(torch.zeros(2), torch.ones(3), 5)
-        with pytest.raises(ValueError, match=r"low and high have shape \[2\], but inputs have shape \[3\]"):
+        with pytest.raises(ValueError, match=r"low= and high= have shape \[2\], but inputs have shape \[3\]"):
             Box(torch.zeros(2), torch.ones(2), 5).draw(X)
         with pytest.raises(ValueError, match="std=0"):
             NoisyContext(X, 0.0)

@@ -276,7 +276,7 @@ def test_bad_data_are_refused():
         BayesianRegressor().fit(np.where(x > 2, np.nan, x) * np.nan, y)
     with pytest.raises(ValueError, match="zero"):
         BayesianRegressor().fit(x, y, np.zeros(30))
-    with pytest.raises(ValueError, match="first call of partial_fit needs the argument classes"):
+    with pytest.raises(ValueError, match="first call of partial_fit needs classes="):
         BayesianClassifier().partial_fit(x, y > 100)
     with pytest.raises(NotFittedError):
         BayesianClassifier().predict(x)

@@ -80,9 +80,9 @@ def moons_ensemble(folder: Path) -> Verdict:
         for setting, own in _toy(folder, "two_moons", "uncertain", statistics.fmean).items()
     }
     return all(own["ensemble"] < 25 for own in found.values()), (
-        "We take points on a ring around the moons, two data widths away. We count the points whose entropy is above half of the "
-        f"largest possible entropy, in percent (mean over seeds). {_each_toy(found, 0)}. The claim counts as shown if the ensemble "
-        "always has less than 25 %"
+        "We take points on a ring around the moons, two data widths away. We report the percentage of points whose entropy is "
+        f"above half of the largest possible entropy (mean over seeds). {_each_toy(found, 0)}. The claim counts as shown if the "
+        "ensemble always has less than 25 %"
     )
 
 

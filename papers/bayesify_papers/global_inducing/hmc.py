@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo over the weights of many small networks at once, a cheap reference per network."""
+"""Hamiltonian Monte Carlo over the weights of many small networks at once, as a cheap reference for each network."""
 
 import math
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Posterior:
     Positions are whitened weights $z = w / \sigma$, so that the prior is standard normal.
 
     Args:
-        sizes: Numbers of inputs, of hidden units of each layer, and of outputs.
+        sizes: Number of inputs, number of units in each hidden layer, and number of outputs.
         x: Training inputs, [C, N, inputs].
         y: Training targets, [C, N, outputs].
         noise: Noise variances, [C].
@@ -46,7 +46,7 @@ class Posterior:
         return -0.5 * (misfit + position.square().sum(-1))
 
     def gradient(self, position: Tensor) -> tuple[Tensor, Tensor]:
-        """`log_density` and its gradient, [C] and [C, P]."""
+        """`log_density` [C] and its gradient [C, P]."""
         position = position.detach().requires_grad_()
         value = self.log_density(position)
         (found,) = torch.autograd.grad(value.sum(), position)

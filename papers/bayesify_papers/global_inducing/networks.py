@@ -28,8 +28,8 @@ class Design:
     """Shape, priors and posteriors that all networks of a stack share.
 
     Args:
-        sizes: Numbers of inputs, of hidden units of each layer, and of outputs.
-        kinds: Kind of posterior of each layer, of `KINDS`: the same for all layers, or `"gi"` in the last layer after `"fac"` or
+        sizes: Number of inputs, number of units in each hidden layer, and number of outputs.
+        kinds: Each layer's kind of posterior, from `KINDS`: the same for all layers, or `"gi"` in the last layer after `"fac"` or
             `"rand"` layers.
         prior: A key of `PRIORS`.
         points: Number M of inducing inputs in every layer of kind `"li"`.

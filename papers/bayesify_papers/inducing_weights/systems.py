@@ -41,7 +41,7 @@ class Recipe:
         depth: Number of residual blocks in each of the four stages.
         width: Number of channels of the first stage.
         bottleneck: Whether to use a ResNet-50, which ignores `depth`.
-        inducing: Number M of rows and of columns of U in every layer.
+        inducing: Number M of rows, and also of columns, of U in every layer.
         max_lambda: Cap on lambda in FFG-U.
         max_std: Cap on the standard deviations of q(U) in FFG-U.
         ensemble_max_lambda: Cap on lambda in Ensemble-U.

@@ -26,7 +26,8 @@ def classification_scores(prediction: ClassificationPredictive, labels: Tensor) 
 
 
 def reliability_curve(prediction: ClassificationPredictive, labels: Tensor) -> dict[str, list[float | None]]:
-    """Confidence, accuracy and number of images in bins of confidence of equal width. Values of empty bins are `None`.
+    """Confidence, accuracy and number of images in each bin. All bins span equal ranges of confidence. Values of empty bins are
+    `None`.
 
     Args:
         labels: Labels of the images on the prediction's device, [B].

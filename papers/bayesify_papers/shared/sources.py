@@ -113,7 +113,7 @@ def hold_out(data: images.Images, count: int) -> images.Images:
 
 
 def noise(pictures: np.ndarray) -> np.ndarray:
-    """Random pixels in the shape of the given images, the same in every run."""
+    """Images of random pixels, with the shape of the given images. Every run gives the same pixels."""
     return np.random.default_rng(0).integers(0, 256, pictures.shape, dtype=np.uint8)
 
 

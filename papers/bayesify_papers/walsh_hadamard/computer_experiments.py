@@ -108,7 +108,7 @@ def rastrigin(x: Tensor) -> Tensor:
 
 
 def robot_arm(x: Tensor) -> Tensor:
-    r"""Distance of the end of an arm of four segments from its shoulder (An & Owen 2001).
+    r"""Distance between the shoulder and the end of a robot arm with four segments (An & Owen 2001).
 
     $$ \Bigl| \sum_{i=1}^4 L_i \exp\Bigl(\mathrm{i} \sum_{j \le i} \theta_j\Bigr) \Bigr| $$
 

@@ -42,7 +42,7 @@ TITLES = {"walsh_hadamard": "WHVI", "fourier": "Fourier features", "inducing_poi
 TRAIN_SHARE = 0.2
 """Share of the points for training. The others are for testing."""
 INIT_STD = 0.1
-"""Initial standard deviation of the weights, the default of `RandomFeatureGP`."""
+"""Initial standard deviation of the weights; this is the default of `RandomFeatureGP`."""
 LEARNING_RATES = {name: 5e-3 if name == "hartmann6" else 6e-4 for name in FUNCTIONS}
 
 

@@ -64,7 +64,7 @@ class _Following(Update):
     Args:
         recipe: Recipe, which has the number of first steps.
         noises: Parameters of the noise variances.
-        per_epoch: Number of steps in an epoch, a divisor of the number of first steps.
+        per_epoch: Number of steps in an epoch. It must divide the number of first steps.
     """
 
     def __init__(self, recipe: Recipe, noises: Sequence[nn.Parameter], per_epoch: int) -> None:

@@ -45,7 +45,7 @@ def read(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def summarize_benchmarks(found: dict[str, dict[str, Any]]) -> str:
-    """A table with the ratios of transform to dense product, a line for each size and machine."""
+    """A table with the ratios of transform to dense product. It has a line for each size and machine."""
     lines = []
     for content in found.values():
         hardware = content["hardware"]

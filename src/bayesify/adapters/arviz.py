@@ -64,7 +64,7 @@ def to_inference_data(
             raise ValueError(
                 f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the first chain has "
                 f"{len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same network, with "
-                "equally many draws, or set num_draws"
+                "equally many draws, or give num_draws="
             )
     groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}
     if x is not None:

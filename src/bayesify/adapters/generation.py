@@ -66,7 +66,9 @@ def generate(
         ValueError: If the model has no `generate`, prompts are not [B, T], or `options` ask for several beams.
     """
     if options.get("num_beams", 1) != 1 or options.get("do_sample"):
-        raise ValueError("generate: num_beams and do_sample do not work with draws; give temperature= to sample tokens")
+        raise ValueError(
+            "generate: num_beams= and do_sample= do not work with draws; give temperature= to sample tokens"
+        )
     draws = predictor.draw(num_draws, generator=generator)
     network: Any = draws.runner.network
     inner = network.get_base_model() if hasattr(network, "get_base_model") else network  # inside a peft model

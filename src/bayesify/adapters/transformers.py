@@ -137,7 +137,7 @@ class BayesianTrainer(_Trainer):
         if num_data is None and isinstance(dataset, Sized):
             num_data = len(dataset)
         if num_data is None:
-            raise ValueError("BayesianTrainer: the number of training examples is unknown; give num_data")
+            raise ValueError("BayesianTrainer: the number of training examples is unknown; give num_data=")
         super().__init__(TrainerModel(model, num_data, num_draws, kl_weight, prediction_draws), args, **options)
 
     _signature_columns: list[str] | None

@@ -38,9 +38,9 @@ class IVON(NaturalGradient):
     \sigma^2$ is the diagonal of the exact precision.
 
     A step needs one ordinary gradient of the bound. The gradient's component for $\log \sigma$ is $G = \sigma^2 (\hat h - h)$,
-    so $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. Gradients of single examples are not
-    needed, so every layer is supported, including BatchNorm in training mode. If a step uses several draws, their gradients are
-    averaged. `fit` supports bfloat16 autocast, accumulated batches, several devices, and captured steps on a GPU.
+    so $h + \delta$ is multiplied by $1 + a + a^2 / 2$ with $a = (1 - \beta_2) \lambda G$. Per-example gradients are not needed,
+    so every layer is supported, including BatchNorm in training mode. If a step uses several draws, their gradients are averaged.
+    `fit` supports bfloat16 autocast, accumulated batches, several devices, and captured steps on a GPU.
 
     Like `VOGN`, this class is a trainer for a network with a `MeanField` posterior:
 

@@ -37,7 +37,7 @@ SECONDS_BETWEEN_CHECKPOINTS = 20.0
 INIT_TRAJECTORY_STEPS = 8
 """Mean number of steps of a trajectory before its length is tuned."""
 INIT_STEP_SIZE = 0.02
-"""Step size before tuning, in units of the square root of the number of weights."""
+"""Step size before tuning, as a multiple of the square root of P, the number of weights."""
 
 
 @dataclass(eq=False)

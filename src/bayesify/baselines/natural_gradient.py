@@ -29,7 +29,7 @@ from bayesify.training.batches import count_examples
 from bayesify.weights.catalog import Weight, owner_of
 
 MAX_GRADIENT_BYTES = 64 * 2**20
-"""Maximum number of bytes that gradients of single examples may take up at once."""
+"""Maximum number of bytes of per-example gradients in memory at once."""
 
 
 class LayerPass:
@@ -283,7 +283,7 @@ class TrainerUpdate(Update):
 
 
 class LayerwiseTrainer(NaturalGradient):
-    r"""A trainer whose steps use the inputs of layers and the gradients of single examples at the layers' outputs.
+    r"""A trainer whose steps use the layers' inputs and the per-example gradients at the layers' outputs.
 
     An example of weight $\omega$ counts as $\omega$ examples. Sums over a batch are weighted, but B and N count rows. A quantity
     per example, such as the damping, is therefore multiplied by the mean example weight over all batches so far.

@@ -59,8 +59,8 @@ NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
 def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> float:
     """A learning rate of SGD that suits the noise of a likelihood.
 
-    The rate shrinks if the variance of the Gaussian noise is below a tenth of `spread`, the variance of the targets. The rate is
-    then proportional to the noise variance: if this variance halves, the loss becomes twice as steep.
+    The rate shrinks if the variance of the Gaussian noise is below a tenth of the targets' variance `spread`. The rate is then
+    proportional to the noise variance: if this variance halves, the loss becomes twice as steep.
     """
     noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
     return rate * min(1.0, 10 * noise / spread)

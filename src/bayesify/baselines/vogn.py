@@ -1,4 +1,4 @@
-"""VOGN: mean-field variational inference by natural gradients. Squared gradients of single examples serve as the curvature."""
+"""VOGN: mean-field variational inference by natural gradients. Squared per-example gradients serve as the curvature."""
 
 from collections.abc import Mapping
 
@@ -42,10 +42,10 @@ class VOGN(LayerwiseTrainer):
         baselines.VOGN(bnn, learning_rate=0.1).fit(loader, epochs=10)
         bnn.predict(x)
 
-    For linear, convolution and embedding layers, squared gradients of single examples are computed from products of
-    inputs and output gradients. For other weights (attention, recurrent and tied weights, custom parameters), squared
-    gradients need one pass per example, which does not work with BatchNorm in training mode. If BatchNorm couples the examples of
-    a batch, an example's gradient includes only the part that flows through the example's own activations.
+    For linear, convolution and embedding layers, squared per-example gradients are computed from products of inputs and output
+    gradients. For other weights (attention, recurrent and tied weights, custom parameters), squared gradients need one pass per
+    example, which does not work with BatchNorm in training mode. If BatchNorm couples the examples of a batch, an example's
+    gradient includes only the part that flows through the example's own activations.
 
     Args:
         bnn: A network with a `MeanField` posterior, a likelihood and a fixed prior; it is changed in place.
@@ -92,7 +92,7 @@ class VOGN(LayerwiseTrainer):
         for module in self.bnn.network.modules():
             if isinstance(module, _BatchNorm) and module.training:
                 raise ValueError(
-                    f"VOGN: {name} needs gradients of single examples, but BatchNorm in training mode couples the "
+                    f"VOGN: {name} needs per-example gradients, but BatchNorm in training mode couples the "
                     f"examples; exclude {name} from the posterior (with a selector such as 'Linear'), or put BatchNorm "
                     "into eval mode"
                 )

@@ -19,7 +19,8 @@ NUM_EXAMPLES = 6
 MAX_JUDGED_ROWS = 200
 """Maximum number of test rows from which the importance of columns is computed."""
 MAX_JUDGED_COLUMNS = 30
-"""Maximum number of columns whose importance is computed: in a wider table, the columns most correlated with the target."""
+"""Maximum number of columns whose importance is computed. In a wider table, these are the columns most correlated with the
+target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:

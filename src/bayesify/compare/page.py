@@ -38,7 +38,7 @@ OOD = {
 REFERENCE = "boosted_trees"
 """The method whose curves are dashed in the figures of all other methods."""
 NUM_EXAMPLE_COLUMNS = 3
-"""Number of columns that are shown with each example row, the most important ones."""
+"""Number of columns, the most important ones, that are shown with each example row."""
 MAX_LISTED = 15
 """Maximum number of columns that are listed, and maximum number of classes."""
 NUM_OPEN_PANELS = 4

@@ -16,7 +16,7 @@ class Standardization(Plain):
 
     Args:
         mean: Mean of the training data, with size 1 in the averaged axes.
-        std: Standard deviation of the training data, in the shape of `mean`; 1 for data that do not vary.
+        std: Standard deviation of the training data, with the same shape as `mean`; 1 for data that do not vary.
     """
 
     mean: np.ndarray

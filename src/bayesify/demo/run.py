@@ -35,7 +35,7 @@ With 20 hidden units, one of eight runs of Walsh-Hadamard weights separates the 
 PRIOR_SCALE = 4.0
 """Scale of the `Neal` prior, as in the inducing weights paper's toy regression."""
 MAP_EPOCHS, EPOCHS, QUICK_EPOCHS = 60, 240, 60
-"""Number of full-batch steps of the MAP phase, of the variational phase, and of the variational phase in a quick look."""
+"""Number of full-batch steps in the MAP phase, in the variational phase, and in the shorter variational phase of a quick look."""
 LEARNING_RATE = 0.15
 TRAINING_DRAWS, PREDICTION_DRAWS = 8, 60
 BUDGET_SECONDS = 8.0

@@ -49,10 +49,10 @@ class Box(Context):
     """Uniform inputs in a box (the paper's choice, appendix 3).
 
     Args:
-        low: Lower end: a number for all features, or a tensor in the shape of one input. If `low` and `high` are not given, the box
-            depends on the training batch. For images [B, C, H, W] it has one range for all pixels: 0 to 1, or wider if
-            a pixel lies outside this range. For vectors and sequences it has the range of each feature over the batch,
-            extended on every side by `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
+        low: Lower end: a number for all features, or a tensor with the shape of one input. If `low` and `high` are not given, the
+            box depends on the training batch. For images [B, C, H, W] it has one range for all pixels: 0 to 1, or wider if a
+            pixel lies outside this range. For vectors and sequences it has the range of each feature over the batch, extended on
+            every side by `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
         high: Upper end of the box, in the same form as `low`.
         n: Number of inputs.
 
@@ -71,7 +71,7 @@ class Box(Context):
     ) -> None:
         if (low is None) != (high is None):
             raise ValueError(
-                "Box: only one of low and high is given; give both, or give neither to use the range of each batch"
+                "Box: only one of low= and high= is given; give both, or give neither to use the range of each batch"
             )
         self.follows_batch = low is None
         ends = (0.0, 1.0) if low is None else (low, high)
@@ -82,10 +82,11 @@ class Box(Context):
             below = bool((self.low < self.high).all())
         except RuntimeError:
             raise ValueError(
-                f"Box: low has shape {tuple(self.low.shape)} and high {tuple(self.high.shape)}; give both in the same shape"
+                f"Box: low= has shape {tuple(self.low.shape)}, but high= has shape {tuple(self.high.shape)}; give both with the "
+                "same shape"
             ) from None
         if not below:
-            raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low")
+            raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low=")
         self.n = n
         self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -108,7 +109,7 @@ class Box(Context):
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
             raise ValueError(
-                f"Box: low and high have shape {size}, but inputs have shape {list(shape)}; give numbers, or "
+                f"Box: low= and high= have shape {size}, but inputs have shape {list(shape)}; give numbers, or "
                 f"tensors of the inputs' shape"
             ) from None
         place = generator.device if generator is not None else like.device

@@ -111,7 +111,7 @@ def check_kl(kl: Tensor) -> None:
         raise ValueError(
             f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "
             "input (for example, for an all-zero input to a network without biases, or for collapsed standard deviations); "
-            "change the context, or raise init_std"
+            "change the context, or give a larger init_std="
         )
 
 

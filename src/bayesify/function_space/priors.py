@@ -81,7 +81,7 @@ class Constant(FunctionPrior):
         except RuntimeError:
             sizes = [list(value.shape) for value in (self.mean, self.variance)]
             raise ValueError(
-                f"FunctionSpaceVI: prior_mean and prior_variance have shapes {sizes} for {outputs.shape[1]} "
+                f"FunctionSpaceVI: prior_mean= and prior_variance= have shapes {sizes} for {outputs.shape[1]} "
                 f"outputs; give a number, or one number per output"
             ) from None
         if kind == "diagonal":

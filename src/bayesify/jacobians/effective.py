@@ -98,7 +98,7 @@ def fixed_point_noise(
 
     `spectrum` contains the eigenvalues of the curvature for the initial noise variance `noise`. The eigenvalues and
     `squared_norm`, the squared norm of the mean weights, are in units of the prior's standard deviations. The fixed point also
-    updates the factor on the prior precisions. `count` is N O, the number of target values.
+    updates the factor on the prior precisions. `count` is the number of target values, N O.
     """
     unit = spectrum.double() * noise
     for _ in range(NUM_NOISE_STEPS):

@@ -229,10 +229,10 @@ class Jacobians:
         return outputs[0], changes
 
     def pull(self, args: Args, kwargs: Kwargs, vectors: Tensor) -> dict[str, Tensor]:
-        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors in the shape of the outputs, which are given as one tensor [S, B,
+        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors with the shape of the outputs, which are given as one tensor [S, B,
         ...]. The result maps weight names to tensors [S, *shape].
 
-        Each vector takes one backward pass. Gradients of single examples are not computed.
+        Each vector takes one backward pass. Per-example gradients are not computed.
         """
         run = self._call
         outputs, back, *_ = torch.func.vjp(lambda weights: run(weights, args, kwargs)(self.runner), self._center())
@@ -402,7 +402,7 @@ class Linearization:
         return self.rules.get(name, ())
 
     def pull(self, vectors: Tensor) -> Gradients:
-        r"""$v_{kb}^\top J_b$ for vectors [K, B, ...] in the shape of the outputs."""
+        r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...], each with the shape of the outputs."""
         return Gradients(self, self.passed.pull(vectors), vectors)
 
     def identity(self) -> Tensor:

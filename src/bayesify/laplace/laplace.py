@@ -92,9 +92,8 @@ Method = Literal["closed_form", "linearized_mc", "network_mc"]
 
 
 PASSES_PER_VECTOR = {"full": 2, "kronecker": 4, "diagonal": 14}
-"""Number of passes of a convolutional network that the curvature takes per vector of an example. A diagonal squares the
-gradients of each example separately. This took the time of 14 passes for a ResNet-50 on an H200, and of 7 passes for a
-ResNet-18 on two CPU cores."""
+"""Number of passes of a convolutional network that the curvature takes per vector of an example. A diagonal squares per-example
+gradients. This took the time of 14 passes for a ResNet-50 on an H200, and of 7 passes for a ResNet-18 on two CPU cores."""
 
 MAX_QUIET_OPERATIONS = 2e8
 """Largest product of the left-out rows and the cubed number of outputs for which `fit` chooses a precision without a warning."""
@@ -545,7 +544,7 @@ class Laplace(Drawable):
             more = "steps" if sampling.takes_minibatches else "iterations"
             warnings.warn(
                 f"Laplace.fit: the draws did not converge: their relative error is {solver.error:.2g} (about 1 for "
-                f"draws from the prior); give more {more}, a larger prior_precision, or subset='last_layer'",
+                f"draws from the prior); give more {more}, a larger prior_precision=, or subset='last_layer'",
                 stacklevel=5,
             )
 

@@ -666,7 +666,7 @@ class Equations:
         return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
     def prior_noise(self, first: int, count: int) -> Tensor:
-        """Standard normal numbers, [g, S], the same in every call."""
+        """Standard normal numbers [g, S], which are the same in every call."""
         generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first) % 2**63)
         shape = (count, len(self.prior))
         return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=self.device).to(self.prior)

@@ -421,8 +421,8 @@ def from_mask(mask: Mapping[str, Tensor] | Tensor) -> Selector:
     """The weights for which a mask is true.
 
     Args:
-        mask: Boolean tensors by name, each in the shape of its parameter, or one vector over all trainable weights. If
-            the name of a parameter is missing, none of its entries is chosen.
+        mask: Boolean tensors by name, each with the shape of its parameter, or one vector over all trainable weights. If the name
+            of a parameter is missing, none of its entries is chosen.
     """
     if isinstance(mask, Mapping):
         named = {str(key): as_mask(part) for key, part in mask.items()}
@@ -450,7 +450,8 @@ def as_selector(subset: Any) -> Selector:
 
 @checked
 def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
-    r"""Squared 2-Wasserstein distance between $\mathcal{N}(m, \Sigma)$ and $\mathcal{N}(m, M \odot \Sigma)$, the posterior gap.
+    r"""The posterior gap: the squared 2-Wasserstein distance between $\mathcal{N}(m, \Sigma)$ and $\mathcal{N}(m, M \odot
+    \Sigma)$.
 
     $$ \operatorname{tr}\Sigma + \operatorname{tr}(M \odot \Sigma) - 2 \operatorname{tr}\,(\Sigma\,(M \odot \Sigma))^{1/2} $$
 

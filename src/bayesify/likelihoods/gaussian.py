@@ -97,10 +97,10 @@ class HeteroscedasticGaussian(NumberLikelihood):
     With the plain likelihood, rows with little noise dominate training and can keep the network from fitting the other
     rows. `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by
     $(v / \bar v)^\beta$ ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ the means are trained as with squared
-    errors, and with $\beta = 0$ as with the plain likelihood. $\bar v$ is one learned variance, the variance of the
-    residuals. Because of the division by $\bar v$, the data keep about the same weight relative to the prior as without these
-    factors. On the prices of 4,000 diamonds, the error of the mean was 642 after training with squared errors, 1,505 with $\beta
-    = 0$ and 622 with $\beta = 0.5$.
+    errors, and with $\beta = 0$ as with the plain likelihood. $\bar v$ is one learned number, the variance of the residuals.
+    Because of the division by $\bar v$, the data keep about the same weight relative to the prior as without these factors. On
+    the prices of 4,000 diamonds, the error of the mean was 642 after training with squared errors, 1,505 with $\beta = 0$ and 622
+    with $\beta = 0.5$.
 
     Args:
         beta: Exponent $\beta$ of the gradients' weights.

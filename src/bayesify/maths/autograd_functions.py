@@ -1,4 +1,4 @@
-"""Helpers for hand-written gradients: cached signatures, second derivatives, and stacked models on leading axes."""
+"""Helpers for hand-written gradients: cached signatures, second derivatives, and leading axes for stacked models."""
 
 from __future__ import annotations
 

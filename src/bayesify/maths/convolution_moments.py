@@ -264,7 +264,7 @@ def _along(numbers: Tensor, value: Tensor) -> Tensor:
 
 
 def _row_products(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products of rows, [M, n] and [M, n] -> [M], in one pass over memory."""
+    """Inner products [M] of the rows of two matrices [M, n], in one pass over memory."""
     return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).flatten()
 
 

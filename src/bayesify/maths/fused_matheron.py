@@ -294,7 +294,7 @@ class MatheronPlan:
 
 
 class MatheronDraw(Function):
-    """Draws of W and b of each matrix of a plan. The backward pass generates the noise again."""
+    """Draws of W and b for each matrix in a plan. The backward pass generates the noise again."""
 
     @staticmethod
     def forward(ctx: Any, plan: MatheronPlan, low: bool, seed: Tensor, *given: Tensor) -> Any:

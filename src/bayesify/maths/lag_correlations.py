@@ -9,8 +9,8 @@ around. Then
 
 $$ \sum_q x_c(q)\, x_e(q + \delta) = \frac1P \sum_f \overline{X_c(f)}\, X_e(f)\, e^{2 \pi i f \delta / P}. $$
 
-1. `_spectrum` computes the real and imaginary parts of the transform of x and y, concatenated. For real maps, half of
-the frequencies suffice.
+1. `_spectrum` computes the Fourier transforms of x and y, with the channels of x and y concatenated, and real and imaginary parts
+on an axis of length 2. For real maps, half of the frequencies suffice.
 2. For each frequency, `correlate` multiplies all pairs of channels in one matrix product, which sums over examples.
 3. `_waves` contains cosine and sine of $2 \pi f \delta / P$ for the requested lags; one more product sums over f.
 4. `correlate_gradient` reverses these steps: a sum over lags, one product per frequency, and `_maps` from spectra to maps.
@@ -29,7 +29,8 @@ Lag = tuple[int, ...]
 MAX_SPECTRUM_NUMBERS = 2**24
 """Maximum number of complex numbers of the correlations' spectrum that are in memory at once."""
 MAX_MATRIX_PERIOD = 64
-"""Up to this period, a transform is a matrix product, which gives the required layout; above it, a fast Fourier transform."""
+"""Up to this period, a transform is computed as a matrix product, which gives the required layout. For longer periods, it is a
+fast Fourier transform."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def correlate(
     real, few and large, and only their left operands are transposed. On some processors these properties matter more than the
     number of operations.
 
-    The results are the two correlations, [own lags, G, C, C] and [cross lags, G, C, R], and the values for
-    `correlate_gradient`.
+    The results are the correlations of x with itself [own lags, G, C, C], the correlations of x with y [cross lags, G, C, R], and
+    the values for `correlate_gradient`.
     """
     period, channels = tuple(sizes), x.shape[2]
     both = _spectrum(x, y, period, scale)
@@ -162,7 +163,7 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 
 
 def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
-    """Fourier transform of two maps, [M, G, C, *n] and [M, G, R, *o] -> [F, G, 2, M, C + R].
+    """Fourier transforms [F, G, 2, M, C + R] of the maps x [M, G, C, *n] and y [M, G, R, *o].
 
     Along the first axis of the maps, only half of the frequencies are computed; along the other axes, all are.
     """

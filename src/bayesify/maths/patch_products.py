@@ -24,11 +24,11 @@ MAX_PATCH_NUMBERS = 2**28
 
 
 def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor, bias: bool) -> tuple[Tensor, Tensor]:
-    r"""$A^\top \Lambda A$ and $A^\top \Lambda V$ of a convolution with one group of channels.
+    r"""$A^\top \Lambda A$ [1, D, D] and $A^\top \Lambda V$ [1, D, c_out] of a convolution with one group of channels.
 
-    The kernels support maps with two axes. For other maps, and on devices without kernels, `convolution_moments`
-    computes the same matrices, [1, D, D] and [1, D, c_out], in float32. The map is in bfloat16, and the targets and the
-    square root of the diagonal of $\Lambda$ (`scale`) are in float32. With `bias`, the last column of A contains ones.
+    The kernels support maps with two axes. For other maps, and on devices without kernels, `convolution_moments` computes the
+    same two matrices in float32. The map is in bfloat16, and the targets and the square root of the diagonal of $\Lambda$
+    (`scale`) are in float32. With `bias`, the last column of A contains ones.
     """
     if len(geometry.kernel) != 2 or not has_kernel(targets):
         rounded = targets.to(x.dtype).float()

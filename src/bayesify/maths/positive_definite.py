@@ -79,7 +79,8 @@ class _Forms(Function):
 
 
 def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tensor]:
-    r"""$A^{-1}$, its diagonal and $\log\det A$ of positive definite matrices, [..., n, n], [..., n] and [...]; differentiable once.
+    r"""For positive definite A [..., n, n]: $A^{-1}$ [..., n, n], its diagonal [..., n] and $\log\det A$ [...]; differentiable
+    once.
 
     A matrix that is not finite or not positive definite raises `ValueError`; see `stable_cholesky`.
     """
@@ -88,7 +89,7 @@ def inverse_and_log_det(matrix: Tensor, what: str) -> tuple[Tensor, Tensor, Tens
 
 
 def linear_and_quadratic_forms(weights: Tensor, matrix: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    r"""$k_b^\top w_o$, [S, B, O], and $k_b^\top G_o k_b$, [S, O', B], for symmetric G; differentiable once.
+    r"""For symmetric G: $k_b^\top w_o$ [S, B, O] and $k_b^\top G_o k_b$ [S, O', B]; differentiable once.
 
     The vectors w are [S, M, O], the matrices G are [S, O', M, M], and the columns k are [S, M, B]. S is 1 for values that
     all draws share.

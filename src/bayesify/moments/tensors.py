@@ -387,8 +387,8 @@ channels."""
 
 
 def correlations(value: Value) -> Tensor | None:
-    """The correlation of each pair of positions of maps [B, C, ...], computed from linear responses and averaged over some
-    channels: [B, P, P]. The result is `None` if this is too expensive."""
+    """Correlations [B, P, P] between the positions of maps [B, C, ...], computed from linear responses and averaged over some
+    channels. The result is `None` if this is too expensive."""
     rows, count, *sizes = value.mean.shape
     most = max(MIN_COMPARED_CHANNELS, min(MAX_COMPARED_CHANNELS, MAX_COMPARED_UNITS // math.prod(sizes)))
     chosen = torch.linspace(0, count - 1, min(count, most)).long().tolist()
@@ -457,7 +457,7 @@ def per_axis(size: Any, dims: int) -> list[int]:
 def value_of(x: Moments, axes: int = 0, batch: int = 0) -> Value:
     """The units of a handle. The units of a weight are the same random numbers for every example.
 
-    `axes` is the number of axes of the units of a weight. If `axes` is 0, the units have the weight's own axes, and the first
+    `axes` is the number of axes that a weight's units have. If `axes` is 0, the units have the weight's own axes, and the first
     axis, which must have length 1, becomes the batch.
     """
     if x.value_ is not None:

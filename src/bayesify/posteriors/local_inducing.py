@@ -158,7 +158,8 @@ class LocalInducing(Posterior):
         return self._each(lambda layer, found, scale: scale.push(layer, found.mean.mT).squeeze(0))
 
     def variance(self) -> dict[str, Tensor]:
-        """The diagonal of Sigma, the same for every row. If the prior draws its scales, the means of these scales are used."""
+        """The diagonal of Sigma, which is the same for every row. If the prior draws its scales, the means of these scales are
+        used."""
 
         def spread(layer: Layer, found: Regression, scale: PriorScale) -> Tensor:
             return scale.push(layer, found.root).square().sum(-2).expand(layer.rows, -1)

@@ -31,7 +31,7 @@ class Outputs:
 
     def __init__(self, kept: Tensor | None = None, chunks: Callable[[], Iterator[Tensor]] | None = None) -> None:
         if (kept is None) == (chunks is None):
-            raise ValueError("Outputs: give exactly one of kept and chunks")
+            raise ValueError("Outputs: give either kept= or chunks=, but not both")
         self.kept = kept
         self._chunks = chunks
 

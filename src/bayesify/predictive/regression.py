@@ -1,4 +1,4 @@
-"""Predictions of numeric targets: mixtures of distributions of one family, one distribution per draw."""
+"""Predictions of numeric targets. A prediction is a mixture with one distribution per draw, all from the same family."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -234,7 +234,8 @@ def pair(both: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def match_targets(y: Tensor, mean: Tensor) -> Tensor:
-    """The targets in the shape of the predictions. A last axis of one entry may be added or dropped; nothing is broadcast."""
+    """The targets, reshaped to the shape of the predictions. A last axis of one entry may be added or dropped; nothing is
+    broadcast."""
     check_finite(y, "targets")
     found = with_column(y, mean.shape)
     if found is None:

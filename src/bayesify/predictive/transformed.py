@@ -349,8 +349,8 @@ class TransformedPredictive(RegressionPredictive):
         return self.censored_log_prob(y)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Logarithm of the product of the density of the uncensored outputs and the probability that the censored outputs are at
-        most y: [B]."""
+        """Log-likelihood of each example [B]: the log density of the uncensored outputs, plus the log-probability that the
+        censored outputs are at most y."""
         z, mask, slope = self._places(y, censored)
         return self.inner.censored_log_prob(z, mask) + slope.flatten(1).sum(-1).to(z)
 

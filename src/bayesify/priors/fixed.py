@@ -16,7 +16,7 @@ from bayesify.weights.named_parameters import NamedParameters
 
 
 class Gaussian(Prior):
-    r"""$p(w) = \mathcal{N}(0, \text{std}^2)$, the same for every weight.
+    r"""$p(w) = \mathcal{N}(0, \text{std}^2)$ for every weight.
 
     Args:
         std: Standard deviation.

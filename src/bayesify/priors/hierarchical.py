@@ -104,9 +104,9 @@ class SpatialInverseWishart(Prior):
     $$ p(w_f | L) = \mathcal{N}(0, L^{-1} / \text{fan\_in}), \qquad p(L) = \mathcal{W}^{-1}((K + 1) I, K + 1), \qquad
        q(L) = \mathcal{W}^{-1}((K + 1) I + \Psi, K + 1 + \nu) $$
 
-    for each filter $w_f$. A filter consists of the K weights of one pair of an output and an input channel. K, which the paper
-    calls $N_{l-1}$, is the number of the kernel's positions. $L^{-1}$ is Wishart with mean I, so on average this prior equals
-    Neal's prior. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed form (see
+    for each filter $w_f$. A filter consists of the K weights that connect one input channel to one output channel. K, which the
+    paper calls $N_{l-1}$, is the number of the kernel's positions. $L^{-1}$ is Wishart with mean I, so on average this prior
+    equals Neal's prior. Weights that are not kernels, including biases, have Neal's prior. The KL of q(L) has a closed form (see
     `wishart_kl`), and draws use Bartlett's method.
 
     A posterior can use this prior if the posterior's second moments over a kernel's positions are known, or if the

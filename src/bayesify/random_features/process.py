@@ -41,9 +41,9 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
     r"""Mean and variance of $\phi^\top w_o$ for weights $w_o$ of single-output layers.
 
     For independent weights, the mean is $\phi^\top m$ and the variance is $(\phi^2)^\top s^2$. For a dense Gaussian, the variance
-    is $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. Let $\Phi$ be the features in the weights' shape.
-    Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$. A variance therefore costs O(n) for n
-    features, not O(n^2).
+    is $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. Let $\Phi$ be the features $\phi$, reshaped to the
+    shape of the weight matrix. Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$. A variance
+    therefore costs O(n) for n features, not O(n^2).
 
     The weights are [1, n] each, one per output, and the features $\phi$ are [B, n]. Mean and variance are [B, O]. Raises
     `ValueError` for a posterior for which `has_moments` is false.
@@ -112,7 +112,7 @@ class RandomFeatureGP(BayesianNetwork):
 
     Args:
         num_inputs: Number of inputs D.
-        num_features: Number of features n, an even number. If n is a power of 4, the features fill the block of
+        num_features: Number of features n, which must be even. If n is a power of 4, the features fill the block of
             `"walsh_hadamard"` completely.
         num_outputs: Number of outputs O. The outputs are independent processes with the same kernel.
         posterior: A posterior, a name, or a dict with a name and options. If `"mean_field"`, `"full_covariance"` or

@@ -48,7 +48,7 @@ class Captures(Generic[Made]):
     `reason` says why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are
     empty.
 
-    At most `limit` kinds are kept, the most recently used ones. `reason` is empty as long as no capture has failed.
+    Only the `limit` most recently used kinds are kept. `reason` is empty as long as no capture has failed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -100,8 +100,8 @@ class Captured(Generic[Result]):
 
     The function reads `inputs`, which `replay` fills. The function must have run on a `side_stream` before the capture. It draws
     random numbers from `generators` and from torch's generator of the device; the states of these generators are restored if the
-    capture fails. Graphs that never run at the same time may share a memory pool. Every replay overwrites `results`, the return
-    value of the function.
+    capture fails. Graphs that never run at the same time may share a memory pool. Every replay overwrites `results`, which is the
+    return value of the function.
     """
 
     def __init__(

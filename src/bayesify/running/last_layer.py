@@ -138,7 +138,7 @@ def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
     """Indices in `calls` of the layer calls from which the node can be reached without passing another layer call. A call is left
     out if another of these calls depends on it.
 
-    `node` is the outputs' node in the autograd graph. `calls` has the nodes of the outputs of each call of a layer.
+    `node` is the outputs' node in the autograd graph. `calls` contains, for each call of a layer, the nodes of its outputs.
     """
     place_of = {made: place for place, nodes in enumerate(calls) for made in nodes if made is not None}
     reached = {place_of[one] for one in _nodes(node, place_of) if one in place_of}

@@ -305,7 +305,7 @@ class LightCopy:
 
 
 class Record:
-    """Record of the state of modules, and of the containers in their attributes, at one moment. The modules must have no forward
+    """Record of modules at one moment: their state, and the containers in their attributes. The modules must have no forward
     hooks.
 
     Types, attributes, slots, children and entries are compared by identity.

@@ -1,4 +1,4 @@
-"""Contexts that change settings of torch, its choice of kernels or attributes of objects, and restore them at the end."""
+"""Contexts that change torch's settings, torch's choice of kernels, or attributes of objects, and restore them at the end."""
 
 from __future__ import annotations
 

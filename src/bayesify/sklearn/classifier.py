@@ -106,8 +106,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         first = not hasattr(self, "fitted_")
         if first and classes is None:
             raise ValueError(
-                "BayesianClassifier: the first call of partial_fit needs the argument classes, with all labels that "
-                "will ever occur"
+                "BayesianClassifier: the first call of partial_fit needs classes=, with all labels that will ever occur"
             )
         if not first and classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
             raise ValueError(

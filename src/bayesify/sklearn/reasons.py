@@ -130,8 +130,8 @@ class Groups:
         return cls(tuple(names), places, tuple(kinds.get(name) == "text" for name in names))
 
     def typical(self, neighbors: Neighbors) -> np.ndarray:
-        """Inputs of the typical row, [E]. This row consists of the median of each column of numbers or dates and the most
-        frequent text of each text column."""
+        """Inputs of the typical row, [E]. This row has the median in each column of numbers or dates, and the most frequent text
+        in each text column."""
         rows = neighbors.rows.double()
         found = torch.zeros_like(neighbors.center)
         for group, text in enumerate(self.texts):

@@ -25,8 +25,8 @@ KNOT_LEVELS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0
 PRIOR_ROWS = 30.0
 """Weight of the identity map, as a number of rows."""
 MIN_DEGREES, MAX_SCORE_OF_FEW = 8.0, 2.5
-"""Minimum degrees of freedom of the quantiles of few rows, and the absolute normal score at which their scores are clipped, so that
-no row dominates their scale."""
+"""If there are few rows: the minimum degrees of freedom for their quantiles, and the absolute value at which their normal scores
+are clipped, so that no row dominates the scale."""
 MIN_ERROR_SHARE = 0.25
 """The ensemble's squared error is assumed to be at least this share of a member's squared error."""
 MAX_NORMAL_SCORE = 6.0

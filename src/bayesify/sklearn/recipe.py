@@ -127,7 +127,7 @@ MAX_LINEAR_RATIO = 0.98
 """Linear models replace the networks if the score of their held-out rows is at most this multiple of the networks' score. Each
 held-out row is predicted by one model; predictions by all of them are more accurate for networks and equal for linear models."""
 LATER_EFFORT_SHARE = 0.25
-"""Number of epochs of a later call of `partial_fit`, as a share of the usual number."""
+"""Number of epochs in a later call of `partial_fit`, as a share of the usual number."""
 
 
 @dataclass(frozen=True)

@@ -290,7 +290,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             level: Probability of the interval, between 0 and 1.
 
         Returns:
-            Lower and upper ends, each in the shape of y.
+            Lower and upper ends, each with the shape of y.
 
         Raises:
             ValueError: If the level is not strictly between 0 and 1.

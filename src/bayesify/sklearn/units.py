@@ -18,7 +18,7 @@ from bayesify.sklearn.recalibration import Recalibration
 from bayesify.tables.errors import check_magnitude
 
 TRANSFORMS = ("none", "log", "log1p", "sqrt")
-"""Values of an estimator's `target_transform`, all of which act on each target separately."""
+"""Values of an estimator's `target_transform`. Every transform acts on each target separately."""
 MIN_PROBABILITY = 1e-12
 """Total probability that is reserved for targets that a distribution cannot produce."""
 

@@ -90,7 +90,7 @@ def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
     r"""For each value [N], the share of the sorted `known` values [M] that are at least as large as this value, [N]. The
     numerator and the denominator of the share are each increased by 1.
 
-    Beyond the largest of M values, the share continues as $\frac{1}{M + 1} (v_M / v)^\alpha$, a Pareto tail. Hill's method
+    Beyond the largest of M values, the share continues as the Pareto tail $\frac{1}{M + 1} (v_M / v)^\alpha$. Hill's method
     estimates $\alpha$ from the largest tenth of the values, or from the five largest values if a tenth is fewer. So even a few
     rows suffice to show that a value is far larger than all known values.
     """

@@ -54,7 +54,8 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def write_together(folder: Path, last: str) -> Iterator[Path]:
-    """Yield a draft folder. At the end of the `with` block, its files move into `folder`, the file `last` after all other files.
+    """Yield a draft folder. At the end of the `with` block, its files move into `folder`; the file `last` moves after all other
+    files.
 
     All files are complete before the first of them moves. If an error is raised before that, the old files stay in place. Every
     call has its own draft, so several processes can write to one folder. A reader of `last` finds the old file or the complete new

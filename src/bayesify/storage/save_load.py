@@ -25,7 +25,8 @@ from bayesify.weights.module_state import fingerprint, restore_module, tensors_o
 SPARE_BYTES, SPARE_CALLS = 2**26, 20_000
 """Number of bytes of one operation, and number of operations, that are always allowed."""
 ONE_CALL_BYTES_RATIO, ALL_CALLS_BYTES_RATIO = 8, 256
-"""Allowed number of bytes of one operation, and of all operations together, as multiples of the file's and the network's bytes."""
+"""Allowed bytes in one operation, and allowed bytes in all operations together, as multiples of the bytes of the file and the
+network."""
 CALLS_PER_NUMBER = 20
 """Allowed number of operations for each number in the file and the network."""
 

@@ -199,7 +199,7 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
         count = len(dataset)
     elif isinstance(loader, DataLoader) and not hasattr(dataset, "__len__"):
         raise ValueError(
-            f"fit: {type(dataset).__name__} has no length; give num_data, the number of examples in the whole dataset"
+            f"fit: {type(dataset).__name__} has no length; give num_data=, the number of examples in the whole dataset"
         )
     else:
         check_repeatable(loader)
@@ -259,8 +259,8 @@ def total_count(batches: Iterable[Batch]) -> float:
 def min_examples(loader: Any, seen: int | None = None) -> int | None:
     """Lower bound on the number of examples in a loader's dataset; `None` if unknown.
 
-    If the loader forms the batches itself, this is the length of its dataset or sampler. Otherwise it is `seen`, the number of
-    examples in an epoch.
+    If the loader forms the batches itself, this is the length of its dataset or sampler. Otherwise it is `seen`, which is the
+    number of examples in an epoch.
     """
     dataset: Any = getattr(loader, "dataset", None)
     sampler: Any = getattr(loader, "sampler", None)

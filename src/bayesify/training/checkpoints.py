@@ -234,11 +234,11 @@ def set_model_state(module: nn.Module, state: dict[str, Any]) -> None:
 
 
 def data_fingerprint(loader: Any) -> list[str]:
-    """A short hash of each of a few rows of the data behind a loader.
+    """Short hashes of a few rows from a loader's data.
 
-    Rows are entries of a dataset or of a list of batches. If the data cannot be indexed, the first batch is the only
-    row. The global generators and the loader's generators are restored. The fingerprint is empty if the rows differ when they are
-    read twice, for example because random transforms have their own generators.
+    A row is an entry of the dataset, or of the list of batches. If the data cannot be indexed, the first batch is the only row.
+    The global generators and the loader's generators are restored. The fingerprint is empty if the rows differ when they are read
+    twice, for example because random transforms have their own generators.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
     indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")

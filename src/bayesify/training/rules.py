@@ -211,7 +211,7 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
     )
     remedy = (
         "make fewer weights Bayesian (a smaller posterior, or only some layers), widen the prior, or temper "
-        "the posterior with kl_weight below 1"
+        "the posterior with kl_weight= below 1"
     )
     return [Finding("kl_dwarfs", sentence, remedy)]
 

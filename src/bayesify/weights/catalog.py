@@ -121,12 +121,12 @@ class Layer:
 
     @cached_property
     def rows(self) -> int:
-        """Number of rows of `[W b]`, the outputs."""
+        """Number of rows of `[W b]`, which is the layer's number of outputs."""
         return self.weights[0].matrix_shape[0]
 
     @cached_property
     def cols(self) -> int:
-        """Number of columns of `[W b]`, the inputs, including the column of the bias."""
+        """Number of columns of `[W b]`: the layer's number of inputs, plus 1 if it has a bias."""
         return sum(weight.matrix_shape[1] for weight in self.weights)
 
     @cached_property

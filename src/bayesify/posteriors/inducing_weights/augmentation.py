@@ -276,7 +276,7 @@ class DiagonalMatrix(InducingMatrix):
         if self.raw_std is None or (self.max_std is not None and self.max_std <= 1):
             raise ValueError(
                 f"InducingWeights: q(U) cannot be set to the prior, because the prior's std is 1 and max_std={self.max_std} "
-                "keeps the std of q(U) below 1; raise max_std"
+                "keeps the std of q(U) below 1; give a larger max_std="
             )
         self.location.zero_()
         self.raw_std.fill_(raw_positive(1.0, self.max_std))

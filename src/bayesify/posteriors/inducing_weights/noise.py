@@ -37,10 +37,10 @@ class NoiseShapes:
     columns. The columns of E then follow the order of the weights in memory. A drawing kernel can therefore generate
     each number itself when it needs this number.
 
-    `factors` is empty if W equals its mean given U. $E_3$ has room for `cols` columns, the largest number of columns of any U.
-    `own` contains the shapes for U, and `second` the shapes for $E_2$. `large` contains, for each group, the shape of $[E_3 E]$
-    if kernels generate the noise, and otherwise the shapes of E and of $E_3$. `thin` is the number of columns of $E_3$ if it
-    comes before E, otherwise 0.
+    `factors` is empty if W equals its mean given U. $E_3$ has room for `cols` columns, where `cols` is the largest number of
+    columns of any U. `own` contains the shapes for U, and `second` the shapes for $E_2$. `large` contains, for each group, the
+    shape of $[E_3 E]$ if kernels generate the noise, and otherwise the shapes of E and of $E_3$. `thin` is the number of columns
+    of $E_3$ if it comes before E, otherwise 0.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayou
 
 
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
-    """Whether kernels can draw all layers. `largest` is the number of rows or of columns of U, whichever is larger.
+    """Whether kernels can draw all layers. `largest` is the larger of U's number of rows and its number of columns.
 
     Each layer must have exactly one weight and at most one bias, all weights must have the same dtype, and U must be
     small.

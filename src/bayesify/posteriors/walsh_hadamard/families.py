@@ -179,7 +179,7 @@ class Flow(Diagonal):
         return centered, self.push(z)[0] - z
 
     def _noise(self) -> Tensor:
-        """Noise in antithetic pairs, the same in every call."""
+        """Noise in antithetic pairs, which is the same in every call."""
         like = self.mean_value
         fixed = torch.Generator().manual_seed(0)
         half = torch.randn(NUM_FLOW_DRAWS // 2, *like.shape, generator=fixed, dtype=torch.float64)

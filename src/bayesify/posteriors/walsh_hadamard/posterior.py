@@ -52,11 +52,10 @@ class WalshHadamard(Posterior):
     $$ W = S_1 H \operatorname{diag}(g) H S_2, \qquad q(g) = \mathcal{N}(\mu, \Sigma), \qquad
        p(g) = \mathcal{N}(0, D \sigma^2 I) $$
 
-    H is the orthonormal transform of size D, a power of two. $S_1$ and $S_2$ are learned diagonals without a prior.
-    $\sigma$ is the prior standard deviation of the weight. If the entries of $S_1$ and $S_2$ are signs, an entry of W
-    has the prior's variance. The KL of g has a closed form with D terms instead of $D^2$. Entry (i, j) of W is
-    $s_{1i} s_{2j} c_{i \oplus j}$ with $c = D^{-1/2} H g$, so the randomness of W has D dimensions and W has no density
-    over all matrices.
+    H is the orthonormal transform of size D, where D is a power of two. $S_1$ and $S_2$ are learned diagonals without a prior.
+    $\sigma$ is the prior standard deviation of the weight. If the entries of $S_1$ and $S_2$ are signs, an entry of W has the
+    prior's variance. The KL of g has a closed form with D terms instead of $D^2$. Entry (i, j) of W is $s_{1i} s_{2j} c_{i \oplus
+    j}$ with $c = D^{-1/2} H g$, so the randomness of W has D dimensions and W has no density over all matrices.
 
     A matrix of another shape is padded and split into a stack of blocks, each with its own parameters (see `Blocks`).
     For a layer with one output or one input, the matrix is one reshaped block. A convolution kernel is a matrix with a row for

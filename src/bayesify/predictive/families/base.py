@@ -1,4 +1,4 @@
-"""The base class of families of distributions of one number, with the operations on their mixtures."""
+"""The base class for families of one-dimensional distributions, with operations on their mixtures."""
 
 import math
 from abc import ABC, abstractmethod

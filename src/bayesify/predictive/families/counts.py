@@ -152,7 +152,7 @@ class PoissonFamily(CountFamily):
         return y * log_mean - log_mean.exp() - torch.lgamma(y + 1)
 
     def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$Q(y + 1, \lambda)$, the upper incomplete gamma function."""
+        r"""The regularized upper incomplete gamma function $Q(y + 1, \lambda)$."""
         probability: Tensor = torch.special.gammaincc(y + 1, parameters[0].exp())
         return probability
 
