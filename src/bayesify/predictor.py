@@ -1,7 +1,5 @@
 """The two interfaces of models: a `Predictor` predicts, and a `Trainable` trains on batches."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,11 +164,11 @@ class Batch:
         found = pytree.tree_map_only(Tensor, function, (self.x, self.y, self.weights))
         return found
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Self:
         """The same batch on a device."""
         return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
 
-    def weighed(self) -> Batch:
+    def weighed(self) -> Self:
         """The batch without examples of weight 0. The result may be empty.
 
         Raises:
@@ -185,9 +183,9 @@ class Batch:
         """The mean of values [B, ...] over all axes, weighted by the examples' weights."""
         return float(self.counts @ values.reshape(len(self), -1).mean(1).double().cpu() / self.counts.sum())
 
-    def rows(self, index: slice | Tensor) -> Batch:
+    def rows(self, index: slice | Tensor) -> Self:
         """Some of the examples. An input whose length differs from the batch size is not indexed."""
-        return Batch(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
+        return type(self)(*self.map(lambda leaf: leaf[index] if leaf.ndim and leaf.shape[0] == len(self) else leaf))
 
 
 class Trainable(ABC):

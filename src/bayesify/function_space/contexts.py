@@ -1,10 +1,8 @@
 """Context inputs, at which the KL compares the variational process with the prior over functions. Each step draws them anew."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -92,7 +90,7 @@ class Box(Context):
 
     @classmethod
     @checked
-    def around(cls, x: Tensor, widths: NonNegative = 2.0, n: Count = 10) -> Box:
+    def around(cls, x: Tensor, widths: NonNegative = 2.0, n: Count = 10) -> Self:
         """A box around training inputs [N, ...], extended on every side by `widths` times their range."""
         flat = torch.as_tensor(x).detach().double()
         low, high = flat.amin(0), flat.amax(0)

@@ -1,7 +1,5 @@
 """Variational inference over functions: a posterior over a network's weights, trained with a prior over functions."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -441,7 +439,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         """Fingerprint of the network."""
         return self.bnn.fingerprint()
 
-    def to(self, *args: Any, **kwargs: Any) -> FunctionSpaceVI:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move the network to a device or type, in place."""
         self.bnn.to(*args, **kwargs)
         return self

@@ -1,7 +1,5 @@
 """Subnetworks for `Laplace`. A subnetwork is the set of weights of a trained network that get a posterior."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from numbers import Integral
 from random import Random
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -510,7 +508,7 @@ class Subset:
     entries: Mapping[str, Tensor | None]
 
     @classmethod
-    def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Subset:
+    def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Self:
         """Subset made from distinct indices into the concatenated weights, in any order."""
         ascends = bool((index[1:] > index[:-1]).all())  # sorting millions of indices takes longer than a pass
         index = index if ascends else index.sort().values
@@ -523,7 +521,7 @@ class Subset:
         return cls(weights, entries)
 
     @classmethod
-    def trained(cls, network: nn.Module, weights: Mapping[str, Weight]) -> Subset:
+    def trained(cls, network: nn.Module, weights: Mapping[str, Weight]) -> Self:
         """Subset of all entries except the padding rows of embeddings, which torch does not train."""
         padding = padding_entries(network, weights)
         if not len(padding):

@@ -1,7 +1,5 @@
 """A table of all weights and their posteriors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -29,29 +27,6 @@ class WeightRow:
     before: int
     after: int | None
     remark: str = ""
-
-
-def summarize(
-    weights: Mapping[str, Weight], left: Mapping[str, str], posteriors: Iterable[Any], points: Set[str], total: int
-) -> Summary:
-    """The table of a network's weights.
-
-    `left` gives the reason why a weight has no posterior, and `points` are the names of weights that are trained as point
-    estimates. `total` is the number of all trainable scalars.
-    """
-    drawn: dict[str, tuple[str, int | None]] = {}
-    remarks = dict(left)
-    for posterior in posteriors:
-        remarks |= posterior.remarks()
-        for name, count in posterior.count_by_weight().items():
-            drawn[name] = (type(posterior).__name__, count)
-    rows = []
-    for name, weight in weights.items():
-        tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
-        remark = "; ".join(filter(None, (remarks.get(name), tied)))
-        treatment, after = drawn.get(name, ("point estimate", weight.numel if name in points else 0))
-        rows.append(WeightRow(name, tuple(weight.shape), treatment, weight.numel, after, remark))
-    return Summary(tuple(rows), shared=total - sum(row.after or 0 for row in rows))
 
 
 @dataclass(frozen=True)
@@ -103,3 +78,26 @@ class Summary:
 
         rule = "-" * (sum(widths) + 2 * (len(widths) - 1))
         return "\n".join([render(head), rule, *(render(line) for line in lines[:-1]), rule, render(lines[-1])])
+
+
+def summarize(
+    weights: Mapping[str, Weight], left: Mapping[str, str], posteriors: Iterable[Any], points: Set[str], total: int
+) -> Summary:
+    """The table of a network's weights.
+
+    `left` gives the reason why a weight has no posterior, and `points` are the names of weights that are trained as point
+    estimates. `total` is the number of all trainable scalars.
+    """
+    drawn: dict[str, tuple[str, int | None]] = {}
+    remarks = dict(left)
+    for posterior in posteriors:
+        remarks |= posterior.remarks()
+        for name, count in posterior.count_by_weight().items():
+            drawn[name] = (type(posterior).__name__, count)
+    rows = []
+    for name, weight in weights.items():
+        tied = f"tied to {', '.join(weight.aliases)}" if weight.aliases else ""
+        remark = "; ".join(filter(None, (remarks.get(name), tied)))
+        treatment, after = drawn.get(name, ("point estimate", weight.numel if name in points else 0))
+        rows.append(WeightRow(name, tuple(weight.shape), treatment, weight.numel, after, remark))
+    return Summary(tuple(rows), shared=total - sum(row.after or 0 for row in rows))
