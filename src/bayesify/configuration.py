@@ -1,7 +1,5 @@
 """Posteriors, priors and likelihoods from names, plain data and files."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Mapping

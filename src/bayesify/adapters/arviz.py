@@ -1,7 +1,5 @@
 """Draws as ArviZ's `InferenceData`, for summaries, rank plots, effective sample sizes and cross-validation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A fixed set of draws from any model that can draw."""
 
-from __future__ import annotations
-
 import torch
 
 from bayesify.arguments.checks import shown

@@ -1,7 +1,5 @@
 """Text generation with draws of a language model, all in one batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

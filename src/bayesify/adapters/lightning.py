@@ -1,7 +1,5 @@
 """A Bayesian network as a Lightning module, and a callback that scores its predictions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Low-rank adapters with a posterior, from peft or from your own modules."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores of predictions as torchmetrics metrics, which accumulate over batches and processes and fit in a `MetricCollection`."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Bayesian last layers for Hugging Face models, and training of any Bayesian network by `transformers.Trainer`."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sized
 from typing import Any

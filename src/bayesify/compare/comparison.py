@@ -1,7 +1,5 @@
 """A whole comparison: it runs every method on every split, and then ranks the methods and recommends one."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

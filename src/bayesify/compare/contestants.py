@@ -1,7 +1,5 @@
 """The methods that are compared: the estimators' default method, other methods of the library, and rivals from other libraries."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Explanations of a trained model on test rows: example predictions, and the importance of each column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The folder of a comparison: its settings, its data, and the results of its runs."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator, Mapping

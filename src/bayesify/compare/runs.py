@@ -1,7 +1,5 @@
 """One run of a method on some splits; its input and its result are plain data."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 import warnings

@@ -1,7 +1,5 @@
 """Scores and curves of one run, as plain numbers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

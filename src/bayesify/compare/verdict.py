@@ -1,7 +1,5 @@
 """The verdict of a comparison in plain language."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

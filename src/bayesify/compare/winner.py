@@ -1,7 +1,5 @@
 """The recommended method of a comparison, trained on all rows and stored in a folder for `bayesify predict`."""
 
-from __future__ import annotations
-
 import shlex
 import warnings
 from dataclasses import dataclass

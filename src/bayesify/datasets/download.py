@@ -1,7 +1,5 @@
 """Locations of data files, and the download of missing files."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tomllib

@@ -5,8 +5,6 @@ of the downloaded files. All sets are verified by their numbers of images and la
 needs no unpickling.
 """
 
-from __future__ import annotations
-
 import gzip
 import math
 import tarfile

@@ -1,7 +1,5 @@
 """Rotated images."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

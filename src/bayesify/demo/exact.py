@@ -4,8 +4,6 @@ The contents of `exact.npz` come from long chains of microcanonical sampling, wi
 demonstration and with seed 0. `python -m benchmarks.truth_demo` makes the file again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of predictions, drawn by matplotlib without a display and returned as data URIs."""
 
-from __future__ import annotations
-
 import base64
 import io
 from typing import Any

@@ -1,7 +1,5 @@
 """Special settings of single methods in the demonstration, by method and problem."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

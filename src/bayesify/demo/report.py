@@ -1,7 +1,5 @@
 """The demonstration's table and page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

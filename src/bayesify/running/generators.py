@@ -1,7 +1,5 @@
 """torch's global random generators, which all threads of a process share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

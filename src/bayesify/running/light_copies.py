@@ -1,7 +1,5 @@
 """Copies of a module tree that share all its tensors. A pass through a copy changes nothing that another thread can see."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import operator

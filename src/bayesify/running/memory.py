@@ -1,7 +1,5 @@
 """Memory budgets: how they are parsed, and how many rows of a batch fit into a budget."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterable, Iterator

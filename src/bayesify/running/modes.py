@@ -1,7 +1,5 @@
 """Contexts that change torch's settings, torch's choice of kernels, or attributes of objects, and restore them at the end."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress

@@ -1,7 +1,5 @@
 """Recurrent layers, computed step by step with plain operations, because torch's own kernels have no batching rule for `vmap`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Display of progress, also of a training run."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Jobs, and files with their results. No finished job is lost when a worker or a machine stops."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping

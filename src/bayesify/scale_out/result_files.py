@@ -1,7 +1,5 @@
 """Results of jobs as files. A file is either complete or absent."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

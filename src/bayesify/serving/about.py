@@ -1,7 +1,5 @@
 """The facts about a model in a folder: its table, columns, choices and scores."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

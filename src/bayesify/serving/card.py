@@ -1,7 +1,5 @@
 """The model card, which says what the model predicts, how well, from which columns, and what the model is not for."""
 
-from __future__ import annotations
-
 from bayesify.serving.about import About, Column
 from bayesify.tables.written_numbers import shown, significant
 

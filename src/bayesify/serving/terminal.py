@@ -1,7 +1,5 @@
 """Parts that several commands share: safe printing, error exits, and common options."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, NoReturn
 

@@ -1,7 +1,5 @@
 """Atomic writes: each file, or each group of files, is written completely or not at all."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import os

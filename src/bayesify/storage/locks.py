@@ -1,7 +1,5 @@
 """A lock between processes, which the operating system releases when its holder ends."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

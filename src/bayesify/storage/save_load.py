@@ -1,7 +1,5 @@
 """Models on disk: `save` and `load`, in safetensors with a JSON header."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Registry of the types that can be stored: `Serializable` classes and plain modules. The module `save_load` writes and reads
 objects of these types."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Groups of less common arguments of `fit` with their checks, the settings of a run, and its current position."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

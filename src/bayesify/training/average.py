@@ -1,7 +1,5 @@
 """Average of the parameters over a training run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

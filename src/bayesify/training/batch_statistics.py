@@ -1,7 +1,5 @@
 """Running statistics of BatchNorm layers for weights that never saw training batches, for example draws."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

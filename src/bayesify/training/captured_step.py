@@ -1,7 +1,5 @@
 """Training steps as CUDA graphs: draw, network, gradients, guard and optimizer in a single launch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any

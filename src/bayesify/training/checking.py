@@ -1,7 +1,5 @@
 """`check`: the findings of `fit` for any predictor and any training loop."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Sequence
 from statistics import fmean

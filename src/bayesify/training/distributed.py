@@ -1,7 +1,5 @@
 """Processes that train together: a single process, or several processes of Lightning Fabric."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Guard of a step: a step with non-finite gradients changes nothing."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

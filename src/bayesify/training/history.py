@@ -1,7 +1,5 @@
 """History of a training run, epoch by epoch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

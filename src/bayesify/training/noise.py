@@ -1,7 +1,5 @@
 """Noise variance of a regression. If it is not given, `fit` finds it in closed form, not by gradients."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rules that turn measurements of a training run into findings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

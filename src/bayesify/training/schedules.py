@@ -1,7 +1,5 @@
 """Optimizer and schedules of a training run: the factor on the KL, and the learning rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

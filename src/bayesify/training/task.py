@@ -1,8 +1,6 @@
 """The training task, which is the input of every method that is not a posterior, and the training of the task's network to the
 maximum a posteriori."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores of a network on a validation loader, accumulated batch by batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
