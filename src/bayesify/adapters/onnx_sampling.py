@@ -1,8 +1,6 @@
 """A posterior inside an ONNX graph: the parameters of q, the operations of a draw, and standard normal numbers from a
 seed."""
 
-from __future__ import annotations
-
 import copy
 import operator
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Causes of scores that look too good: copies of rows, columns that reveal the target, and rows that are ordered by time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

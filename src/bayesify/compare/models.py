@@ -1,8 +1,6 @@
 """The models of a comparison, trained on the rows of splits: estimators, as by `bayesify fit --method NAME`, and rivals from other
 libraries."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

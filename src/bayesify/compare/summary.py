@@ -1,7 +1,5 @@
 """The table of a comparison: means and standard errors over splits, ranks, and tests."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The public sources of the UCI sets, and the conversion of their files to the arrays that this package uses."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor

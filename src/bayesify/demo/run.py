@@ -1,7 +1,5 @@
 """The demonstration: every registered method on a regression with a gap and on two moons."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence

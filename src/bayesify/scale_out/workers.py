@@ -1,7 +1,5 @@
 """The execution of a job inside a worker."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

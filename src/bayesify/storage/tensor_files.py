@@ -1,7 +1,5 @@
 """Nested plain data with tensors in one safetensors file, written atomically, checked on reading, and never pickled."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """`fit`: trains any `Trainable`."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Early stopping with held-out rows: each model trains without some rows and stops at the step that predicts these rows best."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
