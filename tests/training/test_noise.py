@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors
+from bayesify.jacobians.effective import LEARNED_SHARE, fixed_point_noise
 from bayesify.training.batches import parse_batch
 from bayesify.training.noise import MAX_START_LOSS, START_DRAWS, LearnedNoise, narrow_start, new_rows_ratio
 
@@ -76,6 +77,19 @@ def test_noise_of_a_network_from_scratch():
     net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 1))
     bnn = fitted(net, loader(*rows()), epochs=20, learning_rate=1e-2)
     assert noise_of(bnn) == pytest.approx(STD**2, rel=0.25)
+
+
+@pytest.mark.parametrize("features", [3, 60])
+def test_the_ratio_of_new_rows_is_that_of_the_dense_kernel(features):
+    """K = J D J^T of a linear network with fewer or more weights than rows; D is the mean square of its weights."""
+    x, net, residual = torch.randn(40, features), nn.Linear(features, 1), 0.1
+    jacobian = torch.cat([x, torch.ones(40, 1)], 1).double()
+    scale = torch.cat([value.detach().flatten() for value in net.parameters()]).double().square().mean()
+    spectrum = torch.linalg.eigvalsh(scale * jacobian @ jacobian.T).clamp_min(0)
+    sums = {"squared_norm": features + 1, "squared_error": 40 * residual, "count": 40}
+    noise = fixed_point_noise(spectrum / residual, 1.0, residual, **sums)
+    found = new_rows_ratio(net, [parse_batch((x, x[:, :1]))], residual, 40, None)
+    assert found == pytest.approx(1 / (1 - LEARNED_SHARE * (1 - residual / noise)), rel=1e-5)
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

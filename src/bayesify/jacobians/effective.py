@@ -74,7 +74,8 @@ def held_out_ratio(
     if counted < MIN_NUMBERS or not residual > 0:
         return 1.0
     matrix, total = torch.cat(shares).sqrt().unsqueeze(1) * torch.cat(rows), num_data * outputs
-    spectrum = torch.linalg.eigvalsh((matrix @ matrix.mT).double()).clamp_min(0) * max(1.0, total / counted)
+    gram = matrix @ matrix.mT if count <= size else matrix.mT @ matrix  # the same eigenvalues, except for zeros
+    spectrum = torch.linalg.eigvalsh(gram.double()).clamp_min(0) * max(1.0, total / counted)
     noise = fixed_point_noise(
         spectrum / residual, 1.0, residual, squared_norm=size, squared_error=total * residual, count=total
     )
