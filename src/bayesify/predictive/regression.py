@@ -142,6 +142,14 @@ class RegressionPredictive(Predictive):
         """P(Y <= y) for each output: [B, O]."""
         return self._rowwise(lambda *given: self.family.cdf(*given).mean(0).clamp(0, 1), y)
 
+    def cdfs(self, y: Tensor) -> Tensor:
+        """P(Y <= y) at K values of each output: [K, B, O]."""
+
+        def each(outputs: Tensor, y: Tensor) -> Tensor:
+            return self.family.cdfs(y.movedim(1, 0), *self._components(outputs)).movedim(0, 1)
+
+        return self._source.map(each, y.movedim(0, 1)).movedim(1, 0).contiguous()
+
     @checked
     def below(self, y: Tensor) -> Tensor:
         """P(Y < y) for each output, which is smaller than `cdf` at an atom: [B, O]."""

@@ -266,16 +266,20 @@ class TransformedPredictive(RegressionPredictive):
         gap = width > MAX_STEP_RATIO * beside
         # A cubic also depends on the steps next to it.
         gap = gap | torch.cat((gap[1:], gap[-1:])) | torch.cat((gap[:1], gap[:-1]))
+        places: list[int] = []
+        values, where = [], []
         for step in gap.flatten(1).any(1).nonzero().flatten().tolist():
             before, after = (width[max(0, min(step + move, len(width) - 1))] for move in (-1, 1))
             before, after = (torch.minimum(part, width[step] / 12) for part in (before, after))
-            cuts = [z[step] + times * before for times in GAP_CUTS]
-            cuts += [0.5 * (z[step] + z[step + 1]), *(z[step + 1] - times * after for times in reversed(GAP_CUTS))]
-            for place, at in enumerate(cuts, step * PIECES_PER_STEP + 1):
-                smooth[place] = torch.where(gap[step], at, smooth[place])
-                p[place] = torch.where(
-                    gap[step], self._recalibrated(self.inner.cdf(at.to(self.inner.mean))).to(p), p[place]
-                )
+            values += [z[step] + times * before for times in GAP_CUTS]
+            values += [0.5 * (z[step] + z[step + 1]), *(z[step + 1] - times * after for times in reversed(GAP_CUTS))]
+            places += range(step * PIECES_PER_STEP + 1, (step + 1) * PIECES_PER_STEP)
+            where += [gap[step]] * (PIECES_PER_STEP - 1)
+        if places:
+            at, inside = torch.stack(values), torch.stack(where)
+            smooth[places] = torch.where(inside, at, smooth[places])
+            found = self._recalibrated(self.inner.cdfs(at.to(self.inner.mean)))
+            p[places] = torch.where(inside, found.to(p), p[places])
         # Recalibration causes kinks in the quantile function. A cubic through a kink may decrease, but quantiles must not
         # decrease.
         y, least = self._to_targets(smooth.cummax(0).values), self._least.to(z).expand_as(z[0])

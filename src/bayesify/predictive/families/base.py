@@ -101,6 +101,11 @@ class Family(ABC):
         ]
         return torch.cat(found).to(parameters[0].dtype)
 
+    def cdfs(self, y: Tensor, *parameters: Tensor) -> Tensor:
+        """The mixture's P(Y <= y) at K values of each output: [K, B, O]."""
+        step = self._rows_at_once(y, *parameters)
+        return torch.cat([self.cdf(some.unsqueeze(1), *parameters).mean(1) for some in y.split(step)]).clamp(0, 1)
+
     def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
         r"""Continuous ranked probability score of the mixture, $\mathbb{E}|Y - y| - \frac12 \mathbb{E}|Y - Y'|$: [B, O]."""
         wide = tuple(widened(part) for part in parameters)
