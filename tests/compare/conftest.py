@@ -15,6 +15,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
         "compare.comparison.NUM_SPLITS": 2,
         "compare.comparison.NUM_QUICK_SPLITS": 2,
         "compare.runs.NUM_TIMED_ROWS": 20,
+        "compare.explanation.MAX_JUDGED_COLUMNS": 1,
         "compare.models.MAX_TREES": 3,
         "compare.models.NUM_FOLDS": 2,
         "compare.models.NUM_PENALTIES": 5,

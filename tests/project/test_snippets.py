@@ -65,7 +65,7 @@ def test_blocks_run(page, trainings, tmp_path, monkeypatch):
         monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(posteriors, "REGISTRY", dict(posteriors.REGISTRY))  # a page may add a posterior of its own
-    namespace = {"__name__": "__main__"}
+    namespace = {"__name__": "__main__", **trainings}
     with torch.random.fork_rng():
         torch.manual_seed(0)
         for block in blocks(page):

@@ -62,7 +62,7 @@ def bayesian(name: str):
             options = {"inputs": rows()[0][:12]}
         torch.manual_seed(2)
         bnn = bayesify.bayesianize(net, posteriors.REGISTRY[name](**options), likelihood=Gaussian())
-        history = bayesify.fit(bnn, loader(unit), epochs=4, seed=0, progress=False)
+        history = bayesify.fit(bnn, loader(unit), epochs=2, seed=0, progress=False)
         return bnn, history.findings.codes
 
     return fitted
@@ -71,7 +71,7 @@ def bayesian(name: str):
 def function_space(net: nn.Module, unit: float):
     bnn = bayesify.bayesianize(net, posteriors.MeanField(), likelihood=Gaussian())
     model = bayesify.FunctionSpaceVI(bnn, context=Box(-3.0, 3.0))
-    return model, bayesify.fit(model, loader(unit), epochs=4, seed=0, progress=False).findings.codes
+    return model, bayesify.fit(model, loader(unit), epochs=2, seed=0, progress=False).findings.codes
 
 
 def swag(net: nn.Module, unit: float):
