@@ -54,8 +54,8 @@ the published number ± its spread. Our number is rounded to the decimals that t
 The text below the tables also says why cells are missing or not met, and gives the command of the first cell. Each remark begins
 with the names of the cells that it is about, in bold. The claims of the papers have [their own page](claims.md).
 
-`python -m tools.every_table` writes this page from `papers/tables.json`. The file `tables.json` has the command, the date, the
-hardware and the number of seeds of each number. `bayesify reproduce --status` prints a summary of `tables.json`. The pages of the
+`python -m tools.every_table` writes this page from `papers/tables.json`. For each result, `tables.json` gives the command, the
+date, the hardware and the number of seeds. `bayesify reproduce --status` prints a summary of `tables.json`. The pages of the
 papers describe the runs, and the rows on which each choice was made.
 """
 CLAIMS_INTRO = """# Claims of the papers

@@ -28,22 +28,27 @@ def _kept(folder: Path, place: str = "in_gap") -> dict[str, dict[str, float]]:
 
 
 RULES = {
-    "Live weights": "the largest 1 / (H + lambda) among weights that change the output",
-    "Largest variance": "the largest 1 / (H + lambda) among all weights",
-    "SWAG variance": "the largest variance over SGD iterates",
-    "Random": "random weights",
+    "Live weights": "curvature rule for live weights",
+    "Largest variance": "curvature rule for all weights",
+    "SWAG variance": "SGD rule",
+    "Random": "random choice",
 }
-"""Rules of selection, by their titles in the files. The second is the rule in the text of the paper."""
+"""Rules of selection, by their titles in the files."""
+RULES_IN_WORDS = (
+    "The curvature rule for live weights takes the largest 1 / (H + lambda) among weights that change the output. The curvature "
+    "rule for all weights, which is the rule in the paper's text, takes the largest 1 / (H + lambda) among all weights. The SGD "
+    "rule takes the largest variance over SGD iterates"
+)
 
 
 def _kept_by_rule(folder: Path, sizes: Iterable[str], others: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Share of the full posterior's std in the gap that every rule keeps, in words."""
-    words = []
+    """Definition of the rules, and the share of the full posterior's std in the gap that every rule keeps, in words."""
+    words = [RULES_IN_WORDS]
     for name, own in _kept(folder).items():
         kept = {told: [own[f"{title} {size}"] for size in sizes] for title, told in RULES.items()}
         kept |= {told: [own[title]] for title, told in others.items()}
-        parts = (f"{' and '.join(f'{one:.0f} %' for one in shares)} for {told}" for told, shares in kept.items())
-        words.append(f"On the data `{name}`: {', '.join(parts)}")
+        parts = (f"{told} {' and '.join(f'{one:.0f} %' for one in shares)}" for told, shares in kept.items())
+        words.append(f"Shares on the data `{name}`: {', '.join(parts)}")
     return ". ".join(words)
 
 
@@ -51,12 +56,10 @@ def _half_keeps(folder: Path, rule: str) -> Verdict:
     at_data = [f"{own['Diagonal'] / 100:.1f}" for own in _kept(folder, "at_data").values()]
     shown = all(own[f"{rule} 50%"] > 90 > own["Diagonal"] for own in _kept(folder).values())
     return shown, (
-        "We divide the std in the gap by the full posterior's std in the gap. Half of the weights are selected by each of four "
-        "rules. "
-        f"{_kept_by_rule(folder, ('50%',), {'Diagonal': 'the diagonal posterior'})}. A share above 90 % counts as kept. At the "
+        "A share is the std in the gap divided by the full posterior's std in the gap. Four rules select half of the weights. "
+        f"{_kept_by_rule(folder, ('50%',), {'Diagonal': 'diagonal posterior'})}. A share above 90 % counts as kept. At the "
         f"data, the std of the diagonal posterior is {at_data[0]} times the full posterior's std on `matern`, and {at_data[1]} "
-        "times "
-        "on `cosine`"
+        "times on `cosine`"
     )
 
 
@@ -81,9 +84,8 @@ def toy_beats_last_layer(folder: Path) -> Verdict:
     found = _kept(folder).values()
     shown = all(abs(own["Live weights 50%"] - 100) < abs(own["Last layer"] - 100) for own in found)
     return shown, (
-        "We divide the std in the gap by the full posterior's std in the gap. Half of the weights are selected by each of four "
-        "rules. "
-        f"{_kept_by_rule(folder, ('50%',), {'Last layer': 'the last layer'})}"
+        "A share is the std in the gap divided by the full posterior's std in the gap. Four rules select half of the weights. "
+        f"{_kept_by_rule(folder, ('50%',), {'Last layer': 'last layer'})}"
     )
 
 
@@ -92,9 +94,8 @@ def _small_beats_random(folder: Path, rule: str) -> Verdict:
         own[f"{rule} {size}"] > own[f"Random {size}"] for own in _kept(folder).values() for size in ("3%", "1%")
     )
     return shown, (
-        "We divide the std in the gap by the full posterior's std in the gap. Weights are selected by each of four rules. The "
-        "first share "
-        "of a rule is for 3 % of the weights, and the second share is for 1 % of the weights. "
+        "A share is the std in the gap divided by the full posterior's std in the gap. Four rules select weights. The first "
+        "share of a rule is for 3 % of the weights, and the second share is for 1 % of the weights. "
         f"{_kept_by_rule(folder, ('3%', '1%'))}"
     )
 
