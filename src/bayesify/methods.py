@@ -47,7 +47,8 @@ class Method:
         starts_at_point: Whether `fit` first calls `training.task.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
         draws_in_steps: Whether `fit` takes `num_draws`, the number of weight draws per training step.
-        starts_at_rows: Name of the option whose initial value consists of rows of the training data.
+        starts_at_rows: Name of the option that gives the inducing inputs, for methods whose inducing inputs start at rows of the
+            training data.
     """
 
     name: str

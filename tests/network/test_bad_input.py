@@ -241,7 +241,7 @@ def test_a_prior_above_the_cap() -> None:
     unchanged(
         bnn,
         ValueError,
-        r"prior std of 0.weight is 4.62, which is not below max_std=0.5; give a larger max_std=",
+        r"prior std of 0.weight is 4.62, which is not below max_std=0.5; give a larger max_std$",
         bnn.set_to_prior,
     )
 

@@ -56,11 +56,13 @@ def test_names_of_the_other_kind_of_prediction():
 
 def test_names_of_other_libraries():
     bnn, loader = make(likelihoods.Categorical()), [(torch.randn(3, 4), torch.zeros(3).long())]
-    with pytest.raises(TypeError, match=r"fit: got an unexpected keyword argument 'lr'; give learning_rate="):
+    with pytest.raises(TypeError, match=r"fit: got an unexpected keyword argument 'lr'; use learning_rate instead"):
         bayesify.fit(bnn, loader, epochs=1, lr=1e-3)
     with pytest.raises(TypeError, match=r"'learning_rat'; give learning_rate="):
         bayesify.fit(bnn, loader, epochs=1, learning_rat=1e-3)
-    with pytest.raises(TypeError, match=r"predict: got an unexpected keyword argument 'num_samples'; give num_draws="):
+    with pytest.raises(
+        TypeError, match=r"predict: got an unexpected keyword argument 'num_samples'; use num_draws instead"
+    ):
         bnn.predict(loader[0][0], num_samples=3)
     with pytest.raises(TypeError, match=r"'zzz'; it takes init_std"):
         posteriors.FullCovariance(zzz=1)

@@ -107,7 +107,8 @@ def batch_bald(
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.
-        ValueError: If an example has several labels, there is only one class, or there are fewer examples than `size`.
+        ValueError: If an example has several labels, if there is only one class, or if there are fewer examples than
+            `size`.
     """
     args, kwargs = checked_inputs(x)
     outputs = draws.outputs(args, kwargs, output=output, memory=memory)

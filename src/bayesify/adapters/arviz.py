@@ -48,7 +48,8 @@ def to_inference_data(
     Raises:
         ImportError: If arviz is not installed.
         TypeError: If the model cannot draw.
-        ValueError: If chains differ in length or weights, `y` is given without `x`, or `y` is given and there is no likelihood.
+        ValueError: If chains differ in length or weights, if `y` is given without `x`, or if `y` is given and there is
+            no likelihood.
     """
     arviz = load("arviz", extra="arviz", owner="to_inference_data")
     if y is not None and x is None:
@@ -62,7 +63,7 @@ def to_inference_data(
             raise ValueError(
                 f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the first chain has "
                 f"{len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same network, with "
-                "equally many draws, or give num_draws="
+                "equally many draws, or give num_draws"
             )
     groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}
     if x is not None:

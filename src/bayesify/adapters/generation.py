@@ -61,7 +61,7 @@ def generate(
         options: Options of the model's `generate`, such as `max_new_tokens`; beam search is not supported.
 
     Raises:
-        ValueError: If the model has no `generate`, prompts are not [B, T], or `options` ask for several beams.
+        ValueError: If the model has no `generate`, if prompts are not [B, T], or if `options` ask for several beams.
     """
     if options.get("num_beams", 1) != 1 or options.get("do_sample"):
         raise ValueError(

@@ -50,7 +50,7 @@ def bayesianize_head(
         if head is None:
             raise ValueError(
                 f"bayesianize_head: {type(model).__name__} has no module {', '.join(HEAD_NAMES[:-1])} or {HEAD_NAMES[-1]} "
-                f"(its modules are {', '.join(children)}); name the last layer with head="
+                f"(its modules are {', '.join(children)}); give the name of the last layer as head"
             )
     return bayesianize(model, {head: make_posterior(posterior)}, likelihood=likelihood, prior=prior, output="logits")
 
@@ -111,7 +111,8 @@ class BayesianTrainer(_Trainer):
 
     Raises:
         TypeError: If the model is not a `BayesianNetwork`.
-        ValueError: If the network has no likelihood, a number is out of range, N is unknown, or `args` has weight decay.
+        ValueError: If the network has no likelihood, if a number is out of range, if N is unknown, or if `args` has
+            weight decay.
     """
 
     @checked
@@ -135,7 +136,7 @@ class BayesianTrainer(_Trainer):
         if num_data is None and isinstance(dataset, Sized):
             num_data = len(dataset)
         if num_data is None:
-            raise ValueError("BayesianTrainer: the number of training examples is unknown; give num_data=")
+            raise ValueError("BayesianTrainer: the number of training examples is unknown; give it as num_data")
         super().__init__(TrainerModel(model, num_data, num_draws, kl_weight, prediction_draws), args, **options)
 
     _signature_columns: list[str] | None

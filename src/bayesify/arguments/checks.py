@@ -227,7 +227,7 @@ def _unknown(owner: str, name: str, names: set[str]) -> str:
         (own for own, others in _NAMES_ELSEWHERE.items() if name in others and own in names),
         close[0] if close else None,
     )
-    remedy = f"give {meant}=" if meant else f"it takes {', '.join(sorted(names - {'self'}))}"
+    remedy = f"use {meant} instead" if meant else f"it takes {', '.join(sorted(names - {'self'}))}"
     return f"{owner}: got an unexpected keyword argument {name!r}; {remedy}"
 
 

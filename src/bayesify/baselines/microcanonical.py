@@ -260,8 +260,8 @@ def microcanonical(
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.
-        ValueError: If an argument is out of range, inputs or targets are not finite, example weights are invalid, the prior is
-            hierarchical, or the checkpoint belongs to another run.
+        ValueError: If an argument is out of range, if inputs or targets are not finite, if example weights are invalid,
+            if the prior is hierarchical, or if the checkpoint belongs to another run.
     """
     members_of(bnn, "microcanonical")
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):

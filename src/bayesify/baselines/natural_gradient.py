@@ -198,8 +198,8 @@ class NaturalGradient(ABC):
             Negative log-likelihood per example, averaged over draws.
 
         Raises:
-            ValueError: If N is unknown, inputs do not fit the network, or the loss is not finite. In these cases nothing
-                changes.
+            ValueError: If N is unknown, if inputs do not fit the network, or if the loss is not finite. In these cases
+                nothing changes.
         """
         return self._step(Batch(x, y, example_weights), generator, learning_rate)
 

@@ -70,8 +70,8 @@ class NoisyKFAC(LayerwiseTrainer):
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with `MatrixNormal` posteriors.
-        ValueError: If an argument is out of range, a weight with a posterior does not belong to a linear or convolution
-            layer, or the prior is hierarchical.
+        ValueError: If an argument is out of range, if a weight with a posterior does not belong to a linear or
+            convolution layer, or if the prior is hierarchical.
     """
 
     family = MatrixNormal

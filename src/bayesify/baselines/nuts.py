@@ -54,7 +54,7 @@ def nuts(
     Raises:
         ImportError: If pyro-ppl is missing.
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If a count is below 1, data are not finite, example weights are invalid, or the prior is hierarchical.
+        ValueError: If a count is below 1, if data are not finite, if example weights are invalid, or if the prior is hierarchical.
     """
     try:
         infer: Any = import_module("pyro.infer")

@@ -107,7 +107,7 @@ def sghmc(
 
     Raises:
         TypeError: If the posterior is not `Point`.
-        ValueError: If an argument is out of range, the prior is hierarchical, the network has BatchNorm, or a
+        ValueError: If an argument is out of range, if the prior is hierarchical, if the network has BatchNorm, or if a
             gradient is not finite.
     """
     moving, values = _moving(bnn)

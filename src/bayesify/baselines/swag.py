@@ -210,7 +210,7 @@ class SWAG(Drawable):
             This object. The values of each epoch are in `history`.
 
         Raises:
-            ValueError: If an argument is invalid, weight decay is used with a prior or example weights, or the loss diverges.
+            ValueError: If an argument is invalid, if weight decay is used with a prior or example weights, or if the loss diverges.
         """
         total = count_examples(loader, read_batch) if num_data is None else num_data
         groups, by_default = self._groups(prior, weight_decay, total), learning_rate is None and optimizer is None

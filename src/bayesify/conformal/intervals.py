@@ -87,7 +87,8 @@ class Intervals(Rule):
             groups: Group of each row, if `fit` was given groups.
 
         Raises:
-            ValueError: If `fit` was not called, the level is not strictly between 0 and 1, or the groups do not fit.
+            ValueError: If `fit` was not called, if the level is not strictly between 0 and 1, or if the groups do not
+                fit.
         """
         new = as_prediction(prediction, self.score)
         rows = len(new) if isinstance(new, RegressionPredictive) else len(new[0])
@@ -212,8 +213,8 @@ class CrossIntervals:
             level: Coverage level, strictly between 0 and 1.
 
         Raises:
-            ValueError: If `fit` was not called, the number of models differs from the number in `fit`, or the level is not strictly
-                between 0 and 1.
+            ValueError: If `fit` was not called, if the number of models differs from the number in `fit`, or if the
+                level is not strictly between 0 and 1.
         """
         if len(predictions) != len(self._folds):
             raise ValueError(

@@ -27,7 +27,7 @@ def threshold(scores: Tensor, level: float) -> Tensor:
         level: Coverage level, strictly between 0 and 1.
 
     Raises:
-        ValueError: If there is no score, a score is NaN, or the level is not strictly between 0 and 1.
+        ValueError: If there is no score, if a score is NaN, or if the level is not strictly between 0 and 1.
     """
     rank = rank_of(level, len(scores))
     if bool(torch.isnan(scores).any()):

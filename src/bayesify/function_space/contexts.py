@@ -55,7 +55,7 @@ class Box(Context):
         n: Number of inputs.
 
     Raises:
-        ValueError: If `low` is not below `high`, only one of the two is given, or `n` is below 1.
+        ValueError: If `low` is not below `high`, if only one of the two is given, or if `n` is below 1.
     """
 
     name = "box"
@@ -84,7 +84,7 @@ class Box(Context):
                 "same shape"
             ) from None
         if not below:
-            raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low=")
+            raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low")
         self.n = n
         self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 

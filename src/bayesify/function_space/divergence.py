@@ -111,7 +111,7 @@ def check_kl(kl: Tensor) -> None:
         raise ValueError(
             f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "
             "input (for example, for an all-zero input to a network without biases, or for collapsed standard deviations); "
-            "change the context, or give a larger init_std="
+            "change the context, or give a larger init_std"
         )
 
 
@@ -182,5 +182,5 @@ def _capture(part: Part, inputs: Any, given: Sequence[Tensor]) -> Captured[Found
         with watch_waits() as waits:
             run()
     if waits:
-        raise RuntimeError(f"the function waits for the GPU: {waits[0]}")
+        raise RuntimeError(f"the function cannot be captured, because it waits for the GPU: {waits[0]}")
     return Captured(run, [*own_leaves, *own])

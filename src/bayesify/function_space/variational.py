@@ -69,9 +69,9 @@ class FunctionSpaceVI(Drawable, Trainable):
         prior_variance: Variance of the function values under the prior: a number, or one per output; 10 by default. If
             `fit` estimates the noise, this default is multiplied by $u^2$, where u is the power of ten nearest to the
             standard deviation of the targets.
-        context: Distribution of the inputs at which functions are compared; by default a `Box()`. The default box takes
-            its range from each training batch: for images, pixels from 0 to 1; otherwise the range of each feature,
-            with a margin.
+        context: Distribution of the inputs at which functions are compared; by default a `Box()`. For images, the
+            default box has pixels from 0 to 1, or a wider range if a pixel of the training batch lies outside this range.
+            For other inputs, it has the range of each feature in the training batch, with a margin.
         covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
             context inputs for each output; `"joint"` also uses covariances between outputs.
         prior: A prior over functions (`GaussianProcess`, `NeuralTangent`) that replaces `prior_mean` and `prior_variance`.
@@ -85,8 +85,8 @@ class FunctionSpaceVI(Drawable, Trainable):
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If the posterior is of the wrong type, a variance is not positive, or the network has batch normalization
-            or dropout in training mode.
+        ValueError: If the posterior is of the wrong type, if a variance is not positive, or if the network has batch
+            normalization or dropout in training mode.
     """
 
     phases: ClassVar[tuple[Phase, ...]] = ("map", "variational")
@@ -248,8 +248,8 @@ class FunctionSpaceVI(Drawable, Trainable):
             context_inputs: Inputs of the network.
 
         Raises:
-            ValueError: If the inputs do not fit, the KL is not finite, or there are more function values than weights in `"full"`
-                or `"joint"` and no jitter is given.
+            ValueError: If the inputs do not fit, if the KL is not finite, or if there are more function values than
+                weights in `"full"` or `"joint"` and no jitter is given.
         """
         args, kwargs = checked_inputs(context_inputs)
         try:
@@ -396,7 +396,7 @@ class FunctionSpaceVI(Drawable, Trainable):
             options: Further arguments of `BayesianNetwork.predict`.
 
         Raises:
-            ValueError: If there is no likelihood, the method is unknown, or inputs are not valid.
+            ValueError: If there is no likelihood, if the method is unknown, or if inputs are not valid.
         """
         if method == "draws":
             return self.bnn.predict(x, num_draws, generator=generator, memory=memory, **options)

@@ -315,7 +315,7 @@ def rows_at_once(
 
 
 def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
-    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights, as `curvature` [S, S] (Daxberger et al. 2021, equation 6)."""
+    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights (Daxberger et al. 2021, equation 6), under the key `curvature`, [S, S]."""
     total = torch.zeros(0)
     for point, vectors, _ in pieces:
         rows = subset.rows(point.pull(vectors)).detach().flatten(0, 1)  # [K B, S]
@@ -326,7 +326,7 @@ def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 
 
 def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
-    """The diagonal of `full_curvature`, as `curvature` [S]."""
+    """The diagonal of the matrix in `full_curvature`, under the key `curvature`, [S]."""
     totals: dict[str, Tensor] = {}
     for point, vectors, _ in pieces:
         for vector in vectors:

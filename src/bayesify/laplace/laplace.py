@@ -470,7 +470,7 @@ class Laplace(Drawable):
         if isinstance(posterior, FullCovariance) and chooses and rows * outputs**3 > MAX_QUIET_OPERATIONS:
             warnings.warn(
                 f"Laplace.fit: choosing the prior precision of a full covariance with {outputs:,} outputs takes half a "
-                "minute or more on one CPU core; give covariance='kronecker', or prior_precision=",
+                "minute or more on one CPU core; to avoid this, give covariance='kronecker' or a number as prior_precision",
                 stacklevel=5,
             )
         if self.covariance == "kronecker":

@@ -181,7 +181,8 @@ class DrawsFile:
             if before != value:
                 shown = f"{key}={before!r}, but this run has {value!r}" if key != "network" else "another network"
                 raise ValueError(
-                    f"{self.path}: the checkpoint was written with {shown}; use the same settings, or give another checkpoint="
+                    f"{self.path}: the checkpoint was written with {shown}; use the same settings, or give another path as "
+                    "checkpoint"
                 )
         return header["facts"], tensors
 

@@ -106,7 +106,9 @@ class Categorical(Likelihood):
         low, high = map(int, y.aminmax())
         return low >= 0 and high < classes and not low <= self._ignore_index <= high
 
-    shape_remedy = "give one integer label per example (y.argmax(-1) for one-hot rows), or give class_axis="
+    shape_remedy = (
+        "give one integer label per example (y.argmax(-1) for one-hot rows), or give the classes' axis as class_axis"
+    )
     least_dims = 2
 
     def target_shape(self, outputs: Tensor) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ class StudentT(NumberLikelihood):
     `raw_degrees`. Both are parameters if they are learned.
 
     If the network predicts the scale, gradients of `objective` are weighted by $(s^2 / \bar s^2)^\beta$; see
-    `HeteroscedasticGaussian`. $\bar s$ is then learned as well.
+    `HeteroscedasticGaussian`. The common scale $\bar s$ is then one learned number.
 
     Args:
         scale: Initial s: a number for all outputs, a sequence with one number per output, or `None` if the network

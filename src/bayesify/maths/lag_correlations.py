@@ -47,7 +47,7 @@ class Spectra:
     channels: int  # C
 
     def right_sums(self) -> Tensor:
-        """Sums over the positions of y, [G, M, R]: the spectrum at frequency 0."""
+        """Sums of y over its positions, which are its spectrum at frequency 0. The sums have shape [G, M, R]."""
         return self.both[0, :, 0, :, self.channels :]
 
 

@@ -61,7 +61,8 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
         `mutual_information`. A regression has scores for `epistemic` and `variance` (the total variance).
 
     Raises:
-        ValueError: If only one prediction is a regression, a prediction is empty, or an uncertainty is not finite.
+        ValueError: If only one prediction is a regression, if a prediction is empty, or if an uncertainty is not
+            finite.
     """
     scores_inside, scores_outside = uncertainties(inside), uncertainties(outside)
     if scores_inside.keys() != scores_outside.keys():
@@ -143,7 +144,7 @@ def rejection_curve(
         num_points: Number of points K on the curve.
 
     Raises:
-        ValueError: If the labels do not fit the prediction, `by` is unknown, or `num_points` is below 1.
+        ValueError: If the labels do not fit the prediction, if `by` is unknown, or if `num_points` is below 1.
         TypeError: If a prediction is not a prediction of classes.
     """
     scores = uncertainties(predictive)

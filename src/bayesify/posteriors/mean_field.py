@@ -66,7 +66,7 @@ class MeanField(Posterior):
     ) -> None:
         super().__init__()
         if max_std is not None and init_std is not None and init_std >= max_std:
-            raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std=")
+            raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std")
         self.init_std, self.max_std, self.units = init_std, max_std, units
         self.local_reparameterization = local_reparameterization
         self.capturable = not local_reparameterization
@@ -215,7 +215,7 @@ class MeanField(Posterior):
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(
                     f"MeanField: q cannot be set to the prior, because the prior std of {name} is {std:.3g}, which is not below "
-                    f"max_std={self.max_std}; give a larger max_std="
+                    f"max_std={self.max_std}; give a larger max_std"
                 )
         for name, std in stds.items():
             self.mean_value[name].zero_()

@@ -110,13 +110,13 @@ class Predictive:
             kind = type(self).__name__
             if name in _OF_REGRESSION:
                 words = "for regression; this is a classification, which has probs, labels, confidence and entropy"
+                other = "regression"
             elif name in _OF_CLASSIFICATION:
                 words = "for classification; this is a regression, which has mean, std, quantile(q) and interval(level)"
+                other = "classification"
             else:
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-            raise AttributeError(
-                f"{kind}: {name} is {words}; to get the other kind of prediction, give the model another likelihood"
-            )
+            raise AttributeError(f"{kind}: {name} is {words}; to get it, give the model a likelihood for {other}")
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
         """The same kind of mixture with different outputs of the draws, [S, B, ...]. The original prediction stays unchanged.

@@ -37,8 +37,8 @@ class RandomFourierFeatures(nn.Module):
         generator: Source of randomness of the frequencies; the global generator by default.
 
     Raises:
-        ValueError: If a count is below 1, `num_features` is odd, a scale is not positive and finite, or the number of lengthscales
-            is wrong.
+        ValueError: If a count is below 1, if `num_features` is odd, if a scale is not positive and finite, or if the
+            number of lengthscales is wrong.
     """
 
     @checked

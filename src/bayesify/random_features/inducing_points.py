@@ -44,7 +44,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
     Raises:
         ImportError: If gpytorch is not installed.
-        ValueError: If a scale is not positive, a name is unknown, or the inducing inputs are not [M, D].
+        ValueError: If a scale is not positive, if a name is unknown, or if the inducing inputs are not [M, D].
     """
 
     likelihood: Gaussian

@@ -241,7 +241,7 @@ class RandomFeatureGP(BayesianNetwork):
             options: Further arguments of `BayesianNetwork.predict`, for `"draws"` and `"moments"`.
 
         Raises:
-            ValueError: If the method is unknown, the posterior has no closed form, or inputs are not finite.
+            ValueError: If the method is unknown, if the posterior has no closed form, or if inputs are not finite.
         """
         if method in ("draws", "moments"):
             return super().predict(x, num_draws, generator=generator, memory=memory, method=method, **options)
@@ -294,8 +294,8 @@ class RandomFeatureGP(BayesianNetwork):
             memory: Memory budget of the features in bytes.
 
         Raises:
-            ValueError: If the posterior is not `FullCovariance`, the likelihood is not `Gaussian`, or shapes do not
-                match.
+            ValueError: If the posterior is not `FullCovariance`, if the likelihood is not `Gaussian`, or if shapes do
+                not match.
         """
         posterior, likelihood, names = self.posterior, self.likelihood, list(self.weights)
         if not isinstance(posterior, FullCovariance) or not isinstance(likelihood, Gaussian):

@@ -1,4 +1,4 @@
-"""Inputs and outputs of a network: dictionaries of drawn weights, inputs in any form, and outputs of any type."""
+"""What a network takes and returns: inputs in any form, drawn weights as dictionaries, and outputs of any type."""
 
 from __future__ import annotations
 

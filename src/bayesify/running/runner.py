@@ -62,7 +62,10 @@ class Vmaps:
         self._quick: set[str] = set()
 
     def run(self, function: Callable[[], Result], what: str) -> Result:
-        """Run a function that calls `vmap`. Until a call has succeeded, raise `SlowVmap` if torch warns of an internal loop."""
+        """Run a function that calls `vmap`. If torch warns that `vmap` loops over an operation, raise `SlowVmap`.
+
+        After the first call that succeeds for a purpose, this is not checked again.
+        """
         if what in self._quick or torch.compiler.is_compiling():
             return function()
         with FILTERS, warnings.catch_warnings():
@@ -301,7 +304,7 @@ class Pass(Runner):
         self.unchanged = False
 
     def evaluating(self) -> Runner:
-        """The pass itself if it is in evaluation mode; otherwise a runner in evaluation mode."""
+        """This pass if it is in evaluation mode; otherwise a runner of the same network in evaluation mode."""
         return self if self.evaluate else super().evaluating()
 
     @contextmanager

@@ -82,7 +82,7 @@ def run_jobs(
         The results by name, in the order of `jobs`, as stored in the files.
 
     Raises:
-        ValueError: If the engine, a name, or a count is invalid, or a job cannot be written as JSON.
+        ValueError: If the engine, a name or a count is invalid, or if a job cannot be written as JSON.
         ImportError: If the engine is not installed; the message names the extra to install.
         OSError: If a result could not be written.
         JobsFailed: If jobs failed more than `retries` times. The error is raised after all other jobs are finished.

@@ -54,7 +54,7 @@ class Columns(Plain):
         [N, K]. If `score` and y are given, a text column with many levels is also encoded by the mean score of each level.
 
         Raises:
-            InputError: If two columns have the same name, a column has mixed contents, or no column is usable.
+            InputError: If two columns have the same name, if a column has mixed contents, or if no column is usable.
         """
         frame = _named(frame, owner).reset_index(drop=True)
         weights = np.ones(len(frame)) if weights is None else weights

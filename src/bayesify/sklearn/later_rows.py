@@ -73,7 +73,8 @@ def find_time(inputs: np.ndarray, columns: Columns | None, ordered: bool = True)
     """Index of the input that is the time: the first date, or the first column of numbers that never decreases from one
     row to the next.
 
-    If there is only one input, it does not count as the time, because sorted inputs of a function of one variable are common.
+    A column of numbers that is the only input does not count as the time, because the inputs of a function of one variable are
+    often sorted.
 
     Args:
         inputs: Inputs of the training rows, [N, D], in the order in which they were given.

@@ -580,7 +580,7 @@ class _Members:
     """Members with one likelihood and transform, the members' out-of-fold predictive in the units of training, and its score.
 
     Args:
-        members: Networks of all likelihoods that were trained in the same run.
+        members: All networks that were trained in the same run, including the networks of other likelihoods.
         group: Index of this likelihood among the likelihoods of the run.
         candidate: Likelihood, transform and rows.
         every: Outputs of the K networks of this likelihood for all rows, [K, N, outputs].

@@ -127,7 +127,8 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
             month of the earlier table.
 
     Raises:
-        InputError: If a column of numbers or dates contains text, a column has mixed or unknown contents, or no column is left.
+        InputError: If a column of numbers or dates contains text, if a column has mixed or unknown contents, or if no
+            column is left.
     """
     day_first: list[str] = []
     sources: dict[str, str] = {}

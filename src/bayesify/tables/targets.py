@@ -71,8 +71,8 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
 def read_target(column: Series, task: Task | None = None) -> Target:
     """Read the values of the target's column, and detect the task.
 
-    Texts, booleans, and up to ten different whole numbers that each occur often are classes. For other numbers, the task is a
-    regression.
+    The task is a classification if the column contains texts or booleans, or if it contains at most ten different whole numbers,
+    these numbers occur often, and they do not look like counts. For other numbers, the task is a regression.
 
     Args:
         column: The column with its name, one cell per row of the table.

@@ -391,8 +391,11 @@ def scales_wide(
 
 
 def no_uncertainty(information: float, unit: str) -> list[Finding]:
-    """Return a finding if different draws give practically the same predictions. Identical predictions give no finding, because
-    they come from a point estimate."""
+    """Return a finding if different draws give practically the same predictions.
+
+    Exactly equal predictions are an exception and give no finding: they are the predictions of a point estimate, which has no
+    uncertainty by design.
+    """
     if not 0 < information < MIN_INFORMATION:
         return []
     sentence = (

@@ -47,7 +47,7 @@ class Totals:
     new rows. In a linear model, the residual of a training row is smaller than the residual of a new row by the factor $1 - h$.
     The leverage is $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for
     the residual $r / (1 - h)$ with the variance $\sigma^2 + v / (1 - h)$. Residuals are multiplied by at least the square root of
-    `ratio`. This ratio is the mean squared error on new rows divided by the mean squared error on the examples.
+    `ratio`. This ratio is the mean squared error on new rows divided by the mean squared error on training rows.
     """
 
     def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:
@@ -137,9 +137,7 @@ def validate(
         except (ValueError, TypeError) as error:
             raise type(error)(f"fit: validation batch {index + 1}: {error}") from error
     if totals.total == 0:
-        raise ValueError(
-            "fit: the validation loader yields no examples; give a loader with data, or leave out validation="
-        )
+        raise ValueError("fit: the validation loader yields no examples; give a loader with data, or omit validation")
     return totals
 
 

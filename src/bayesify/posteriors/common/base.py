@@ -126,7 +126,7 @@ class Posterior(nn.Module):
     slow: ClassVar[bool] = False
     """Whether a step is slow. A slow method takes fewer steps by default."""
     starts_at_rows: ClassVar[str | None] = None
-    """Name of an argument that takes rows of the training data as its initial value."""
+    """Name of the argument that gives the inducing inputs, if they should start at rows of the training data."""
     runs_network: ClassVar[bool] = False
     """Whether drawing runs the network. Posteriors that run the network draw after all other posteriors."""
     capturable: bool = False

@@ -192,8 +192,8 @@ class InducingMatrix(nn.Module):
     def set_to_prior(self, factors: Factors) -> None:
         """Make q(U) equal to the prior, in place. Raise `ValueError` if the family does not contain the prior."""
         raise ValueError(
-            f"InducingWeights: q={self.name!r} cannot be set to the prior; use q='matrix', q='full', or q='diagonal' with "
-            "whiten=True"
+            f"InducingWeights: q={self.name!r} cannot be set to the prior; use q='matrix' or q='full', or use q='diagonal' "
+            "together with whiten=True"
         )
 
     @torch.no_grad()
@@ -276,7 +276,7 @@ class DiagonalMatrix(InducingMatrix):
         if self.raw_std is None or (self.max_std is not None and self.max_std <= 1):
             raise ValueError(
                 f"InducingWeights: q(U) cannot be set to the prior, because the prior's std is 1 and max_std={self.max_std} "
-                "keeps the std of q(U) below 1; give a larger max_std="
+                "keeps the std of q(U) below 1; give a larger max_std"
             )
         self.location.zero_()
         self.raw_std.fill_(raw_positive(1.0, self.max_std))

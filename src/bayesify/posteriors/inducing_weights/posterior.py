@@ -421,7 +421,7 @@ class InducingWeights(Posterior):
         if self.max_lambda is not None and self.max_lambda <= 1:
             raise ValueError(
                 f"InducingWeights: q cannot be set to the prior, because this needs lambda = 1 and max_lambda={self.max_lambda} "
-                "keeps lambda below 1; give a larger max_lambda="
+                "keeps lambda below 1; give a larger max_lambda"
             )
         factors = self.factors()
         for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):

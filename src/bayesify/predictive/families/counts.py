@@ -88,7 +88,7 @@ class CountFamily(Family):
         return torch.stack(list(islice(self._cumulated(*wide), most + 1)), 1).clamp_max(1)
 
     def _few(self, *parameters: Tensor) -> bool:
-        """Whether the counts are so small that a sum can run over all of them, starting at 0."""
+        """Whether means and variances are small enough to sum over all probable counts, starting at 0."""
         mean, variance = self.moments(*parameters)
         return bool((mean <= MAX_SUMMED_MEAN).all() & (mean + 40 * variance.sqrt() <= MAX_SUMMED_TERMS).all())
 
