@@ -58,7 +58,7 @@ def test_names_of_other_libraries():
     bnn, loader = make(likelihoods.Categorical()), [(torch.randn(3, 4), torch.zeros(3).long())]
     with pytest.raises(TypeError, match=r"fit: got an unexpected keyword argument 'lr'; use learning_rate instead"):
         bayesify.fit(bnn, loader, epochs=1, lr=1e-3)
-    with pytest.raises(TypeError, match=r"'learning_rat'; give learning_rate="):
+    with pytest.raises(TypeError, match=r"'learning_rat'; use learning_rate instead"):
         bayesify.fit(bnn, loader, epochs=1, learning_rat=1e-3)
     with pytest.raises(
         TypeError, match=r"predict: got an unexpected keyword argument 'num_samples'; use num_draws instead"

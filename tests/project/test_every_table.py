@@ -237,10 +237,10 @@ def test_systems_on_rotated_digits_are_of_their_own_runs():
 def test_rankings_by_single_draws_count_the_mixture_too():
     claims = [one for one in CONTENT["figures"] if "of single draws" in one["claim"] and one["shown"] is not None]
     assert len(claims) > 15
-    assert all("With the scores of the mixture of draws, " in one["reason"] for one in claims)
+    assert all("If we score the mixture of draws instead of single draws, " in one["reason"] for one in claims)
     (wide,) = [one for one in claims if one["claim"].startswith("WHVI has a lower RMSE with 512 units")]
     assert (wide["shown"], wide["reason"].startswith("3 of 8")) == (False, True)
-    assert "With the scores of the mixture of draws, 5 of 8 comparisons hold." in wide["reason"]
+    assert "If we score the mixture of draws instead of single draws, 5 of 8 comparisons hold." in wide["reason"]
     assert "The paper's own numbers show the claim: 7 of 8 comparisons hold." in wide["reason"]
 
 
