@@ -41,8 +41,8 @@ class Design:
             the outputs of a network drawn from Neal's prior at the inducing inputs.
 
     Raises:
-        ValueError: If a kind, prior or start is unknown, the number of kinds differs from the number of layers, or the mixture of
-            kinds is not supported.
+        ValueError: If a kind, prior or start is unknown, if the number of kinds differs from the number of layers, or if the
+            mixture of kinds is not supported.
     """
 
     sizes: tuple[int, ...]

@@ -29,7 +29,7 @@ class Recipe:
         noise_rate: Factor on the learning rate of the noise variance; a third in the authors' code.
 
     Raises:
-        ValueError: If a count is negative, there is no step, or the learning rate is not positive.
+        ValueError: If a count is negative, if there is no step, or if the learning rate is not positive.
     """
 
     fixed_noise_steps: int = 500

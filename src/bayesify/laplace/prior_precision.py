@@ -18,7 +18,7 @@ def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[s
     """A prior precision as numbers, made from any form that `Laplace` accepts.
 
     Keys are names of weights, names of modules that contain them, or patterns. `"size"` is the inverse mean square of
-    each layer's weights. Raises `ValueError` if a number is not positive, a key matches no weight, or a weight has no
+    each layer's weights. Raises `ValueError` if a number is not positive, if a key matches no weight, or if a weight has no
     number.
     """
     if value == "size":
