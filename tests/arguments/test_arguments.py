@@ -142,6 +142,10 @@ def test_right_values_pass_and_become_plain() -> None:
     assert [type(found[key]) for key in ("rows", "seed", "flag")] == [int, int, bool]
 
 
+def test_a_signature_shows_only_the_limits_that_are_set() -> None:
+    assert "Annotated[float, Range(least=0, below=1)]" in str(inspect.signature(bayesify.posteriors.Dropout))
+
+
 def test_classes_dataclasses_and_methods_are_named() -> None:
     @checked
     @dataclass(frozen=True)

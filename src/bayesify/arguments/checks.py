@@ -44,6 +44,10 @@ class Range:
     most: float | None = None
     below: float | None = None
 
+    def __repr__(self) -> str:
+        """Only the limits that are set, because `help` prints this text for every argument with a range."""
+        return f"Range({', '.join(f'{name}={limit}' for name, limit in vars(self).items() if limit is not None)})"
+
     def words(self, value: Any, kind: str) -> str | None:
         """The part of the error message that says which values are valid; `None` if the value is in range."""
         number = isinstance(value, numbers.Real)
