@@ -138,6 +138,16 @@ def test_weights_without_a_posterior_are_stored_once(tmp_path):
     assert nodes.count("Gemm") == 2 + 8  # what no draw changes runs once
 
 
+def test_a_graph_of_draws_of_the_last_layer_runs_the_whole_network():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    laplace = bayesify.Laplace(net, likelihoods.Gaussian(0.1), subset="last_layer").fit([(X, X[:, :1])])
+    draws = laplace.draw(3, generator=seeded())
+    mean, _, epistemic = adapter.PredictiveGraph(draws, laplace.likelihood, None, ())(X)
+    torch.testing.assert_close(mean, draws(X).mean(0))
+    torch.testing.assert_close(epistemic, draws(X).var(0, unbiased=False))
+
+
 def test_a_file_that_is_not_right_is_not_written(tmp_path, monkeypatch):
     bnn = bayesify.bayesianize(nn.Linear(3, 3), posteriors.MeanField(), likelihood=likelihoods.Categorical())
     monkeypatch.setattr(adapter, "_exported", _export_another(adapter._exported))

@@ -74,7 +74,7 @@ class PredictiveGraph(nn.Module):
         members = []
         for index, draw in enumerate(draws):
             plain = copy.deepcopy(source, dict(shared))
-            put_in(plain, list(runner.weights.values()), draw.weights)
+            put_in(plain, [runner.weights[name] for name in draw.weights], draw.weights)
             for name, value in (own[index] if own else {}).items():
                 path, _, leaf = name.rpartition(".")
                 plain.get_submodule(path).register_buffer(leaf, value.clone())
