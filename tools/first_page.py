@@ -105,7 +105,7 @@ def _draw() -> list[str]:
     stored = _read("resnets_gpu.json")
     figures = stored["figures"]
     return [
-        "Cost of a new draw of ResNet-50 and its forward pass on an H200",
+        "Cost of a new draw of ResNet-50 and its forward pass (32 x 32 pixels, H200)",
         f"{figures['resnet50/inducing/5_draws']:.2f} plain passes;"
         f" {figures['resnet50/inducing/one_at_a_time']:.2f} for single draws",
         "**1**: an ensemble member, with all members stored",
@@ -115,14 +115,14 @@ def _draw() -> list[str]:
 
 def _images() -> list[str]:
     rows = {(row.about[0], row.about[1], row.about[4]): row for row in cifar10_page.ours()}
-    ours, plain = (rows[name, "ResNet-18", "200"] for name in ("FFG-U", "Deterministic"))
+    ours, plain = rows["FFG-U (KL weight 0.5)", "ResNet-18", "340"], rows["Deterministic", "ResNet-18", "480"]
     calibrated = float(plain.about[7].split(" ±")[0])
     return [
-        "ResNet-18 on CIFAR-10: accuracy, NLL, calibration error, stored parameters",
+        "ResNet-18 on CIFAR-10, about equal cost: accuracy, NLL, calibration error, parameters",
         f"inducing weights: {ours.accuracy:.1f} %, {ours.nll:.3f}, **{ours.ece:.1f} %, {ours.parameters:.1f} million**",
         f"plain network: **{plain.accuracy:.1f} %**, {plain.nll:.3f}, {plain.ece:.1f} %, {plain.parameters:.1f} million;"
         f" NLL **{calibrated:.3f}** with temperature scaling",
-        "`python -m bayesify_papers.inducing_weights.classification`",
+        "`python -m bayesify_papers.inducing_weights.classification --dataset cifar10`",
     ]
 
 
@@ -132,7 +132,7 @@ def _classes() -> list[str]:
     few = [stored[f"{name}, kronecker, 10 classes"]["fit_s"] for name in ("laplace-torch", "bayesify")]
     assert "can't allocate memory" in theirs["said"], "laplace-torch ends: say what it takes"
     return [
-        "Last-layer Laplace of a ResNet-18, 1,000 classes: fit, predict, memory",
+        "Last-layer Laplace of a narrow ResNet-18, 1,000 classes, CPU: fit, predict, memory",
         f"**{ours['fit_s']:.1f} s, {ours['predict_s']:.1f} s, {ours['added_gib']:.2f} GiB**",
         f"laplace-torch: {theirs['fit_s']:.1f} s to fit, then needs more than {stored['limit_gib']:.0f} GiB;"
         f" faster with 10 classes ({few[0]:.1f} s; bayesify {few[1]:.1f} s)",
@@ -160,7 +160,7 @@ def install() -> str:
         "pip install -c constraints.txt '.[all]'     # with estimators, tables and reports\n"
         "```\n\n"
         "From a wheel (`make wheel` builds one): "
-        f"`pip install 'dist/bayesify-{__version__}-py3-none-any.whl[all]'`, or without `[all]`."
+        f"`pip install -c constraints.txt 'dist/bayesify-{__version__}-py3-none-any.whl[all]'`."
     )
 
 
