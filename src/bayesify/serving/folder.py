@@ -89,7 +89,7 @@ class ModelFolder:
             if facts["format"] != FORMAT_VERSION:
                 raise InputError(
                     f"{folder}: the folder was written by bayesify {writer} in format {facts['format']}, but bayesify "
-                    f"{__version__} reads format {FORMAT_VERSION}; train again with this version, or use bayesify {writer}"
+                    f"{__version__} reads format {FORMAT_VERSION}; train again, or use the version that wrote it"
                 )
             about, rows = About.restore(facts), own["rows"].numpy().tobytes()
             estimator = restore(path, header, tensors)
