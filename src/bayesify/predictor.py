@@ -59,11 +59,13 @@ class Predictor(Serializable):
         likelihood: Likelihood p(y | outputs), or `None` if it has not been set.
         output: Key or position of the output that the likelihood describes; see `bayesianize`.
         findings: Findings from the construction of this predictor; see `check`.
+        mixture_method: The `method` of `predict` that gives a mixture over draws, if the default method gives a closed form.
     """
 
     likelihood: Likelihood | None
     output: str | int | None
     findings: Sequence[Finding] = ()
+    mixture_method: ClassVar[str | None] = None
 
     @property
     def num_distinct_draws(self) -> int | None:

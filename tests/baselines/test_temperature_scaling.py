@@ -180,3 +180,30 @@ def test_a_predictor_without_tensors_is_scaled():
     y = torch.tensor([0, 0, 0, 1])
     scaled = baselines.TemperatureScaling(Constant()).fit([(torch.zeros(4, 1), y)])
     assert scaled.temperature == pytest.approx(2 / math.log(3), rel=1e-3)
+
+
+def test_laplace_is_scaled_by_default_with_draws_of_the_linearized_network(tmp_path):
+    net, x, y = problem(n=60)
+    laplace = bayesify.Laplace(net, "categorical", covariance="diagonal").fit([(x, y)])
+
+    def predict(model, **options):
+        return model.predict(x, 8, generator=torch.Generator().manual_seed(0), **options)
+
+    scaled = baselines.TemperatureScaling(laplace).fit([(x, y)], num_draws=8)
+    outputs = predict(laplace, method="linearized_mc").outputs
+    torch.testing.assert_close(predict(scaled).probs, (outputs / scaled.temperature).softmax(-1).mean(0))
+
+    def nll(t):
+        return float(nn.functional.nll_loss((outputs / t).log_softmax(-1).logsumexp(0) - math.log(8), y))
+
+    assert scaled.temperature == pytest.approx(fine_grid(nll, scaled.temperature), rel=1.1e-4)
+    scaled.fit([(x, y)], num_draws=8, method="network_mc")
+    bayesify.save(scaled, tmp_path / "scaled.safetensors")
+    outputs = predict(laplace, method="network_mc").outputs
+    for model in (scaled, bayesify.load(tmp_path / "scaled.safetensors", net)):
+        torch.testing.assert_close(predict(model).probs, (outputs / scaled.temperature).softmax(-1).mean(0))
+    assert scaled.fit([(x, y)]).method == "linearized_mc"
+    remedy = "predict with method='draws', or for Laplace with method='linearized_mc' or method='network_mc'"
+    for call in (scaled.predict, lambda x, method: scaled.fit([(x, y)], method=method)):
+        with pytest.raises(TypeError, match=f"GaussianClassPredictive is not a mixture over draws; {remedy}"):
+            call(x, method="closed_form")

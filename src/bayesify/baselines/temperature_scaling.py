@@ -57,6 +57,8 @@ class TemperatureScaling(Predictor):
     Attributes:
         temperature: The temperature T; 1 before `fit` and for regression.
         variance_scale: The factor c; 1 before `fit` and for classification.
+        method: Default `method` of `predict`: the method given to `fit`. If none was given, it is the model's default, or for
+            `Laplace` `"linearized_mc"`, because a closed form has no draws to scale.
 
     Raises:
         TypeError: If the model is neither a module nor a predictor.
@@ -74,6 +76,7 @@ class TemperatureScaling(Predictor):
         self.model, self.output = model, output
         self.likelihood: Likelihood | None = None
         self.temperature = self.variance_scale = 1.0
+        self.method = model.mixture_method if isinstance(model, Predictor) else None
         if isinstance(model, Predictor):
             if likelihood is not None:
                 raise ValueError(
@@ -108,7 +111,7 @@ class TemperatureScaling(Predictor):
             num_draws: Number of draws in the model's predictions. By default, the model chooses the number.
             seed: Seed of the draws, which are the same for every batch.
             read_batch: Function that converts an item of the loader to inputs and targets.
-            options: Further arguments of the model's `predict`.
+            options: Further arguments of the model's `predict`. Later predictions use the same `method` by default.
 
         Returns:
             This object.
@@ -118,6 +121,7 @@ class TemperatureScaling(Predictor):
             TypeError: If the model's predictions are not a mixture over draws.
         """
         check_repeatable(loader)
+        method = options.setdefault("method", self._predictor.mixture_method)
         found: list[Judged] = []
         device = next((tensor.device for tensor in self._predictor.state().values()), None)
         for item in loader:
@@ -137,6 +141,7 @@ class TemperatureScaling(Predictor):
             self.variance_scale = self._best_variance_scale(found)
         else:
             self.temperature = _minimize(lambda log: _nll(found, temperature=log.exp()), "the temperature")
+        self.method = method
         return self
 
     @property
@@ -161,12 +166,15 @@ class TemperatureScaling(Predictor):
             memory: Memory budget in bytes, or a string such as `"1GiB"`; by default the model's budget.
             options: Further arguments of the model's `predict`, such as `split_batch`.
         """
+        options.setdefault("method", self.method)
         prediction = self._predict(x, num_draws, generator=generator, memory=memory, **options)
         return rescale(prediction, self.temperature, self.variance_scale)
 
     def _predict(self, x: Any, num_draws: int | None, **options: Any) -> Predictive:
         """The model's prediction; a plain network always has one draw."""
         predictor = self._predictor
+        if options["method"] is None:  # not every model's `predict` has this argument
+            del options["method"]
         return predictor.predict(x, num_draws if predictor is self.model else None, **options)
 
     @property
@@ -206,6 +214,7 @@ class TemperatureScaling(Predictor):
         return {
             "temperature": self.temperature,
             "variance_scale": self.variance_scale,
+            "method": self.method,
             "likelihood": self.likelihood.config() if plain and self.likelihood is not None else None,
             "output": self.output if plain else None,
             "type": stored_name(self.model),
@@ -230,6 +239,7 @@ class TemperatureScaling(Predictor):
         else:
             scaled = cls(STORED_CLASSES[config["type"]].restore(net, config["model"], inner))
         scaled.temperature, scaled.variance_scale = float(config["temperature"]), float(config["variance_scale"])
+        scaled.method = config.get("method")  # earlier versions did not store it
         return scaled
 
     def fingerprint(self) -> dict[str, str]:
@@ -247,11 +257,6 @@ def rescale(
     prediction: Predictive, temperature: float | Tensor = 1.0, variance_scale: float | Tensor = 1.0
 ) -> Predictive:
     """Divide each draw's logits by a temperature, or multiply each draw's variance by a factor."""
-    if not prediction.is_mixture:
-        raise TypeError(
-            f"TemperatureScaling: {type(prediction).__name__} is not a mixture over draws; use a prediction method that "
-            "draws weights"
-        )
     if isinstance(prediction, RegressionPredictive):
         return prediction.map_components(partial(prediction.family.scale_variance, variance_scale))
     return prediction.map_outputs(lambda outputs: outputs / temperature)

@@ -214,6 +214,7 @@ class Laplace(Drawable):
     """
 
     likelihood: Likelihood
+    mixture_method = "linearized_mc"
 
     @checked
     def __init__(

@@ -144,8 +144,8 @@ class Predictive:
     def _check_mixture(self) -> None:
         if not self.is_mixture:
             raise TypeError(
-                f"{type(self).__name__} is not a mixture over draws; predict with draws, using method='draws' or "
-                "method='network_mc'"
+                f"{type(self).__name__} is not a mixture over draws; predict with method='draws', or for Laplace with "
+                "method='linearized_mc' or method='network_mc'"
             )
 
     def _fresh(self) -> Self:
