@@ -83,3 +83,20 @@ def test_the_note_names_the_columns_in_which_a_cell_is_empty():
     assert EmptyCells().note(columns) == EmptyCells(places, (1.5, 2.0)).note(None) == ""
     note = EmptyCells(places, (1.5, 2.0)).note(columns)
     assert note.endswith("had larger errors: 1.50 times for 'age', 2.00 times for 'size'.")
+
+
+def test_the_note_names_a_column_with_several_inputs_once():
+    """A column with dates has several inputs, and each of them has its own mark of empty cells."""
+    sold = pandas.date_range("2020-01-01", periods=20, freq="37D").to_series(index=range(20))
+    sold[[3, 4]] = pandas.NaT
+    columns, _ = Columns.learn(
+        pandas.DataFrame({"sold": sold, "age": [np.nan, *range(19)]}), "test", None, None, lambda y, weights: y
+    )
+    places, names = columns.preparation.marks, columns.preparation.owners(columns.schema)
+    assert [names[place] for place in places].count("sold") > 1
+    factors = [1.5 if names[place] == "age" else 1.1 + 0.1 * index for index, place in enumerate(places)]
+    widest = max(factor for factor, place in zip(factors, places, strict=True) if names[place] == "sold")
+    note = EmptyCells(places, tuple(factors)).note(columns)
+    assert sorted(note.rpartition(": ")[2].removesuffix(".").split(", ")) == sorted(
+        [f"{widest:.2f} times for 'sold'", "1.50 times for 'age'"]
+    )

@@ -61,9 +61,10 @@ class EmptyCells(Plain):
         if columns is None or not self.places:
             return ""
         names = columns.preparation.owners(columns.schema)
-        found = [
-            f"{factor:.2f} times for {names[place]!r}" for place, factor in zip(self.places, self.factors, strict=True)
-        ]
+        widest = dict[str, float]()  # a column with dates has several inputs, and a row's factor is the largest
+        for place, factor in zip(self.places, self.factors, strict=True):
+            widest[names[place]] = max(factor, widest.get(names[place], 1.0))
+        found = [f"{factor:.2f} times for {name!r}" for name, factor in widest.items()]
         return (
             "Intervals are wider for rows with an empty cell, because out-of-fold predictions of such rows had larger errors: "
             f"{', '.join(found)}."
