@@ -136,3 +136,11 @@ def test_keyword_inputs_reach_the_network():
     bnn = bayesify.bayesianize(Two(), posteriors.MeanField(), likelihood=likelihoods.Categorical())
     history = bayesify.fit(bnn, [{"a": X, "shift": W[:, None], "labels": Y}], epochs=1, seed=0, progress=False)
     assert len(history) == 1
+
+
+@pytest.mark.parametrize("labels", [("cat", "dog", "cat", "cat"), ["cat", "dog", "cat", "cat"]])
+def test_labels_that_are_texts_must_be_numbered(labels):
+    with pytest.raises(TypeError, match="give a tensor with one row per example; for labels that are texts, number"):
+        parse_batch((X, labels))
+    with pytest.raises(TypeError, match=r"give a tensor with one row per example$"):
+        parse_batch((X, [0, 1, 0, 0]))

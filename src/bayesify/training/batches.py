@@ -172,8 +172,10 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
         x, y, weights = pytree.tree_map_only(np.ndarray, torch.from_numpy, (x, y, weights))
     for what, value in (("targets", y), ("example weights", weights)):
         if not isinstance(value, Tensor) and not (value is None and what != "targets"):
+            texts = isinstance(value, (list, tuple)) and any(isinstance(item, str) for item in value)
+            hint = "; for labels that are texts, number the classes from 0" if texts else ""
             raise TypeError(
-                f"a batch's {what} have type {type(value).__name__}; give a tensor with one row per example"
+                f"a batch's {what} have type {type(value).__name__}; give a tensor with one row per example{hint}"
             )
     if y.ndim == 0:
         raise ValueError(
