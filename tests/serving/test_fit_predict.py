@@ -294,6 +294,7 @@ def test_arguments_of_fit(tmp_path):
     table().to_csv(path, index=False)
     for words, said in (
         (["--target", "prize"], "did you mean 'price'?"),
+        (["--target", "PRIZE"], "did you mean 'price'?"),
         ([], "say with --target which column to predict"),
         (["--target", "price", "--method", "ensembel"], "did you mean 'ensemble'?"),
         (["--target", "price", "--ignore", "ara"], "did you mean 'area'?"),
@@ -318,6 +319,15 @@ def test_a_column_that_is_not_there_counts_as_empty_where_training_had_empty_cel
         assert done.exit_code == 0, done.output
         assert ("Warning: column 'area' is missing; all its cells count as empty" in done.stderr) == (name == "absent")
     assert rows_of(tmp_path / "absent.out") == rows_of(tmp_path / "empty.out")
+
+
+@pytest.mark.parametrize(("name", "hinted"), [("AREA", True), ("arrea", True), ("weight", False)])
+def test_a_missing_column_that_may_have_another_name_in_the_table(regression, tmp_path, name, hinted):
+    table(1).rename(columns={"area": name}).to_csv(tmp_path / "new.csv", index=False)
+    done = run("predict", regression, tmp_path / "new.csv", "--out", tmp_path / "new.out")
+    assert (done.exit_code, "Warning: column 'area' is missing" in done.stderr) == (0, True), done.output
+    assert (f"scores; the table has a column {name!r}, which you may want to rename." in done.stderr) == hinted
+    assert ("may want to rename" in done.stderr) == hinted
 
 
 def test_a_single_row_is_predicted_as_among_others(regression, tmp_path):

@@ -6,11 +6,18 @@ import difflib
 from collections.abc import Iterable
 
 
+def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that is closest to a name, regardless of case; `None` if the similarity of all names is below `cutoff`."""
+    folded = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
+    return folded[near[0]] if near else None
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """A remedy for an unknown name: the closest known name, or all known names if none is close."""
     known = list(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    near = closest(name, known)
+    return f"did you mean {near!r}?" if near is not None else f"known: {', '.join(known)}"
 
 
 def reason_of(error: Exception, max_length: int = 300) -> str:

@@ -13,6 +13,7 @@ from warnings import catch_warnings, simplefilter
 
 import numpy as np
 
+from bayesify.arguments.suggestions import closest
 from bayesify.serving.about import About
 from bayesify.serving.drift import Drift
 from bayesify.serving.folder import ModelFolder
@@ -37,6 +38,8 @@ UNUSUAL_SHARE = 0.01
 """About this share of rows like the training rows is marked as unusual."""
 MAX_TYPICAL_CELLS = 10
 """Maximum number of cells that are printed of the typical row."""
+RENAMED_SIMILARITY = 0.8
+"""Minimum similarity of names, regardless of case, for a warning that a missing column may have another name in the table."""
 _Answers = tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]], Scores]
 
 
@@ -296,6 +299,7 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
             f"the table has none of the columns that the model needs ({', '.join(names[:5])}); the columns of the table "
             f"are {found}"
         )
+    others = [name for name in map(str, frame.columns) if name not in names]
     columns, warnings = {}, []
     for column in model.about.columns:
         if column.name in frame.columns:
@@ -303,9 +307,9 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
             if not column.num_missing and cells.isna().any():
                 warnings.append(f"column {column.name!r} has empty cells, but it had none in training.")
         else:
+            near = closest(column.name, others, RENAMED_SIMILARITY)
+            hint = "" if near is None else f"; the table has a column {near!r}, which you may want to rename"
             if not column.num_missing:
-                near = [name for name in map(str, frame.columns) if name.lower() == column.name.lower()]
-                hint = f"; the table has a column {near[0]!r}, which you may want to rename" if near else ""
                 raise InputError(
                     f"column {column.name!r} is missing, and the model needs it, because the column had no empty cells "
                     f"in training; add the column, and leave cells empty if their values are unknown{hint}"
@@ -313,7 +317,7 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
             cells = Series(np.nan, index=frame.index)
             warnings.append(
                 f"column {column.name!r} is missing; all its cells count as empty, and the predictions are less accurate than the "
-                "model's scores."
+                f"model's scores{hint}."
             )
         if column.kind == "date" and not cells.notna().any():
             cells = cells.astype("datetime64[ns]")  # a column without values has no date type

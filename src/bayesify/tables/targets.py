@@ -60,9 +60,7 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
         shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
         raise InputError(f"{where}: say with --target which column to predict; the columns are {shown}")
     if name not in names:
-        same = [column for column in names if column.lower() == name.lower()]
-        hint = f"did you mean {same[0]!r}?" if same else suggest(name, names)
-        raise InputError(f"{where}: there is no column {name!r}; {hint}")
+        raise InputError(f"{where}: there is no column {name!r}; {suggest(name, names)}")
     if len(names) < 2:
         raise InputError(f"{where}: {name!r} is the only column; give at least one more column to predict it from")
     return name
