@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesify
 from bayesify import baselines, deep_gp, likelihoods, posteriors
-from bayesify.training import Checkpointing, ModelStack, StackedBatch, Steps, progress
+from bayesify.running import progress
+from bayesify.training import Checkpointing, ModelStack, StackedBatch, Steps
 from bayesify.training.checkpoints import Checkpoint
 
 X = torch.randn(48, 3, generator=torch.Generator().manual_seed(0)) + 0.1

@@ -169,7 +169,7 @@ def test_frozen_weights_stay() -> None:
         ({"*": "mean_field", "head": "point"}, r"'head' gets no weight, because earlier selectors took them"),
         ({}, r"the dict of posteriors is empty; give at least one selector"),
         ("mean_feild", r"unknown method 'mean_feild'; did you mean 'mean_field'\?"),
-        ({"name": "mean_field", "std": 1}, r"^MeanField: got .*'std'; give init_std=; its options are init_std, max_std"),
+        ({"name": "mean_field", "std": 1}, r"^MeanField: got .*'std'; use init_std instead; its options are init_std, max_std"),
         ({"head": {"init_std": 0.1}}, r"\{'init_std': 0.1\} has no 'name'; add the name of the posterior"),
         ({"name": "mean_field", "init_std": -1}, r"MeanField: init_std=-1; give a positive number"),
         ("no_such_file.json", r"no_such_file.json: no such file; give the path"),
