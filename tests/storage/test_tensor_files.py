@@ -52,3 +52,23 @@ def test_nested_data_comes_back(tmp_path):
 def test_what_needs_pickle_is_named():
     with pytest.raises(TypeError, match=r"state.groups.0.hook is function"):
         tensor_files.pack({"groups": [{"hook": lambda: None}]})
+
+
+@pytest.mark.parametrize("size", [3, 300], ids=["same size", "smaller"])
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, size):
+    """safetensors opens the path a second time for the tensors; here another file has replaced the first one by then."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    tensor_files.write(old, "model", {"name": "old"}, {"w": torch.zeros(size)})
+    tensor_files.write(new, "model", {"name": "new"}, {"w": torch.ones(3)})
+    open_tensors = torch.UntypedStorage.from_file
+
+    def replace_first(*args, **kwargs):
+        if new.exists():
+            new.replace(old)
+        return open_tensors(*args, **kwargs)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", replace_first)
+    header, tensors = tensor_files.read(old, "model")
+    assert not new.exists()
+    assert header["name"] == "new"
+    assert torch.equal(tensors["w"], torch.ones(3))

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -145,29 +146,16 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
     Raises `FileNotFoundError` if there is no file, and `ValueError` if the file is truncated or altered, was not written by
     bayesify, is of another kind, or is from a newer version of the library.
     """
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; give the path of a file that bayesify wrote")
     try:
-        with open(path, "rb"):
-            pass  # open the file first, because safetensors would report an unreadable file as missing
+        metadata, tensors = _contents(path)
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{path}: the file cannot be read ({error.strerror}); change its permissions, or give a readable copy",
+            f"{path}: the file cannot be read ({error.strerror or error}); change its permissions, or give a readable copy",
         ) from error
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            names = list(file.keys())
-            _check_origin(path, metadata)
-            tensors = {name: file.get_tensor(name) for name in names}
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path}: the file is truncated or is not a safetensors file ({error}); restore it from an intact copy"
-        ) from None
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):
         raise ValueError(
@@ -191,6 +179,33 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
             f"{path}: the file contains a {found}, not a {kind}; {remedies.get(found, 'give another file')}"
         )
     return {**header, "sha256": metadata["sha256"]}, tensors
+
+
+def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Metadata and tensors of one file, also while another process replaces it.
+
+    safetensors opens the path twice, first for the metadata and then for the tensors. If a writer replaces the file in between,
+    the two belong to different files, so this function reads again.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    while True:
+        damage = None
+        with open(path, "rb") as held:  # while the file is open, no new file can get its inode number
+            try:
+                with safe_open(path, framework="pt") as file:
+                    metadata = file.metadata() or {}
+                    _check_origin(path, metadata)
+                    tensors = {name: file.get_tensor(name) for name in list(file.keys())}
+            except (SafetensorError, RuntimeError) as error:  # torch reports a file that became too short
+                damage = error
+            if not os.path.samestat(os.fstat(held.fileno()), os.stat(path)):
+                continue
+        if damage is not None:
+            raise ValueError(
+                f"{path}: the file is truncated or is not a safetensors file ({damage}); restore it from an intact copy"
+            )
+        return metadata, tensors
 
 
 def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
