@@ -140,11 +140,11 @@ def demo(
         typer.Option("--methods", help="Run only these methods: names from 'bayesify methods', separated by commas."),
     ] = "",
 ) -> None:
-    """Fit every method to two small problems and write an HTML report with all predictions side by side.
+    """Fit the methods to two small problems and write an HTML report with all predictions side by side.
 
-    The problems are a regression with a gap in its data, and the classification of two moons. The demo takes about a
-    minute. Each method has a time budget. A method that fails is listed with the reason. After Ctrl-C, the report contains the
-    finished methods. The last line printed is the path of the report.
+    The problems are a regression with a gap in its data, and the classification of two moons. The demo takes about a minute,
+    because it leaves out slow methods. With --all, it runs every method. Each method has a time budget. A method that fails is
+    listed with the reason. After Ctrl-C, the report contains the finished methods. The last line printed is the path of the report.
     """
     chosen = _choose(only, everything)
     path = _report_path(out)

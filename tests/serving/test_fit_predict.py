@@ -98,7 +98,12 @@ def test_three_commands_from_a_table_to_a_csv(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert Path(done.stdout.splitlines()[-1]) == tmp_path / "new-predictions.csv"
     assert "Scores" not in done.stdout
+    assert "replaced" not in done.stderr
     found = rows_of("new-predictions.csv")
+    assert (
+        "new-predictions.csv existed already and was replaced"
+        in run("predict", "bayesify-model-houses", "new.csv").stderr
+    )
     assert list(found[0]) == ["note", "prediction", "lower", "upper", "std", "unusual"]
     guess, truth = np.array([float(row["prediction"]) for row in found]), table(1)["price"].to_numpy()
     assert np.corrcoef(guess, truth)[0, 1] > 0.9

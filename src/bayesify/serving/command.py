@@ -243,6 +243,7 @@ def predict(
     from bayesify.tables.files import Reading
 
     path = out or Path(f"{short_name(str(new))}-predictions.csv")
+    replaced = path.exists()
     try:
         for path_given in (folder, new):
             if not path_given.exists() and str(path_given) != "-":
@@ -270,6 +271,8 @@ def predict(
     except KeyboardInterrupt:
         refuse("Interrupted; nothing was written.", INTERRUPTED_EXIT_CODE)
     _print_predicted(outcome, model.about.target, errors)
+    if replaced:
+        say(errors, f"The file {path} existed already and was replaced.", soft_wrap=True)
     print(plain(path.absolute()))
 
 

@@ -88,8 +88,7 @@ class UnitsPredictive(TransformedPredictive):
     the mean. If the smallest and the largest z of the training rows are given, let d be their difference. Quantiles of z are then
     at most d below the smallest z and at most d above the largest z. If the median of Z is outside the extremes, the limit on
     this side is the median plus or minus the same difference. Without these limits, the recalibrated tail of a few atypical rows,
-    mapped back from a logarithm, could lie orders of magnitude beyond all targets. Everything else is as in
-    `TransformedPredictive`.
+    mapped back from a logarithm, could lie orders of magnitude beyond all targets.
 
     Args:
         inner: Predictive of z, [B, O].
