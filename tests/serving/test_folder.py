@@ -87,28 +87,31 @@ def test_force_keeps_the_old_model_until_the_new_one_is_complete(tmp_path, model
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == sorted([ABOUT, CARD, MODEL])
 
 
-def write_often(model, folder, rounds):
-    for _ in range(rounds):
+def write_until(model, folder, ended):
+    while not ended.is_set():
         model.write(folder)
 
 
 @posix
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_two_writers_and_a_reader(tmp_path, models):
-    context, rounds = multiprocessing.get_context("fork"), 15
+    context = multiprocessing.get_context("fork")
+    ended = context.Event()
     models[0].write(tmp_path / "m")
-    writers = [context.Process(target=write_often, args=(model, tmp_path / "m", rounds)) for model in models]
+    writers = [context.Process(target=write_until, args=(model, tmp_path / "m", ended)) for model in models]
     for process in writers:
         process.start()
     found = []
-    while any(process.is_alive() for process in writers):
-        found.append(ModelFolder.read(tmp_path / "m"))
-    for process in writers:
-        process.join()
+    try:
+        while len(found) < 30 or len({model.about.table for model in found}) < 2:
+            found.append(ModelFolder.read(tmp_path / "m"))
+            assert all(process.is_alive() for process in writers)
+    finally:
+        ended.set()
+        for process in writers:
+            process.join()
     assert [process.exitcode for process in writers] == [0, 0]
-    assert len(found) > 3
     assert all(is_whole(model, models) for model in (*found, ModelFolder.read(tmp_path / "m")))
-    assert len({model.about.table for model in found}) == 2
     assert sorted(path.name for path in (tmp_path / "m").iterdir()) == sorted([ABOUT, CARD, MODEL])
 
 
