@@ -48,15 +48,14 @@ the published number ± its spread. Our number is rounded to the decimals that t
 - The sign **≈** means that our number agrees with the published one: it is within the spread in either direction. Counts must be
   equal.
 - The sign `–` means that we did not run the cell.
-- A number after an arrow is the corrected published number, with which we compare ours.
-- A number after a slash is a second number of ours, which is not compared. The text below the tables describes the second number.
+- The number after an arrow is the corrected published number, with which we compare ours.
+- The number after a slash is a second number of ours, which is not compared. A remark below the tables describes it.
 
-The text below the tables also says why cells are missing or not met, and gives the command of the first cell. Each remark begins
-with the names of the cells that it is about, in bold. The claims of the papers have [their own page](claims.md).
+The remarks below the tables say why cells are missing or not met. Each remark begins with the names of its cells, in bold. The last
+remark gives the command of the first cell. The claims of the papers have [their own page](claims.md).
 
 `python -m tools.every_table` writes this page from `papers/tables.json`. For each result, `tables.json` gives the command, the
-date, the hardware and the number of seeds. `bayesify reproduce --status` prints a summary of `tables.json`. The pages of the
-papers describe the runs, and the rows on which each choice was made.
+date, the hardware and the number of seeds. `bayesify reproduce --status` prints a summary of `tables.json`.
 """
 CLAIMS_INTRO = """# Claims of the papers
 
@@ -333,7 +332,7 @@ def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], f
         **{fact: first.get(fact) if ran else None for fact in ("date", "hardware", "seconds")},
         "reason": why or None,
         "note": " ".join(part for part in (note, kept) if part) or None,
-        "training": f"The training recipe is {first['recipe']}." if "recipe" in first else None,
+        "training": f"Our training recipe has {first['recipe']}." if "recipe" in first else None,
     }
 
 
@@ -584,7 +583,8 @@ def _grouped(about: list[Cell]) -> str:
         every[1].setdefault(cell["column"], {})[cell["row"]] = None
     groups = min(every, key=len)
     if sum(map(len, groups.values())) <= 2 * MAX_NAMED:
-        return "; ".join(f"{name} ({'; '.join(places)})" for name, places in groups.items())
+        between = "; " if any("," in place for places in groups.values() for place in places) else ", "
+        return "; ".join(f"{name} ({between.join(places)})" for name, places in groups.items())
     return "" if about[0]["ours"] is None else "; ".join(groups)
 
 
