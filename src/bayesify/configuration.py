@@ -79,7 +79,7 @@ def make_choices(
     """The objects that the arguments of `bayesianize` describe.
 
     `posterior` may be a whole configuration. Any other argument then takes precedence over the configuration's entry.
-    Raises `ValueError` if a file is not JSON, or the configuration has an unknown key.
+    Raises `ValueError` if a file is not JSON, or if the configuration has an unknown key.
     """
     if isinstance(posterior, (str, Path)) and str(posterior).endswith(".json"):
         posterior = read_json(posterior)
@@ -108,7 +108,7 @@ def restore_choices(net: nn.Module, config: Any) -> Choices:
 
 
 def make_posterior(entry: Choice) -> Posterior:
-    """A posterior from an instance, a class, a name, or a dict with its name and arguments."""
+    """A posterior made from an instance, a class, a name, or a dict with its name and arguments."""
     if isinstance(entry, Posterior):
         return entry
     if isinstance(entry, type) and issubclass(entry, Posterior):
@@ -159,7 +159,7 @@ def names_and_aliases(thing: object) -> list[str]:
 
 
 def make_prior(entry: PriorChoice, scale: float = Posterior.prior_scale) -> Prior:
-    """A prior from an instance, a name, a dict with its name and arguments, or `None` for `Neal(scale)`."""
+    """A prior made from an instance, a name, or a dict with its name and arguments; `None` gives `Neal(scale)`."""
     if entry is None:
         return priors.Neal(scale)
     if isinstance(entry, Prior):
@@ -169,7 +169,7 @@ def make_prior(entry: PriorChoice, scale: float = Posterior.prior_scale) -> Prio
 
 
 def make_likelihood(entry: LikelihoodChoice) -> Likelihood | None:
-    """A likelihood from an instance, a name, a dict with its name and arguments, or `None`."""
+    """A likelihood made from an instance, a name, or a dict with its name and arguments; `None` stays `None`."""
     if entry is None or isinstance(entry, Likelihood):
         return entry
     made: Likelihood = _named(entry, likelihoods.REGISTRY, "likelihood")
@@ -177,8 +177,8 @@ def make_likelihood(entry: LikelihoodChoice) -> Likelihood | None:
 
 
 def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -> Likelihood:
-    """A likelihood made from its configuration and from the tensors in `state` that are named `likelihood.*`, on the device of
-    `like`."""
+    """A likelihood on the device of the tensor `like`, made from its configuration and from the tensors in `state` that are named
+    `likelihood.*`."""
     likelihood = make_likelihood(config)
     if likelihood is None:
         raise ValueError("the stored configuration has no likelihood")
@@ -211,7 +211,7 @@ def _construct(kind: type, entry: Mapping[str, Any]) -> Any:
 
 
 def read_json(path: str | Path) -> Any:
-    """Plain data from a JSON file; `ValueError` if the file is missing or is not JSON."""
+    """Plain data from a JSON file; raises `ValueError` if the file is missing or is not JSON."""
     try:
         return json.loads(Path(path).read_text())
     except FileNotFoundError:

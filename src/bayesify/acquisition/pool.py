@@ -28,7 +28,8 @@ class PoolRun:
         model: Model trained on all labels.
         indices: Indices of the labeled examples, in the order in which their labels were requested.
         labels: Labels of the examples in `indices`, in the same order.
-        rounds: One dict per training run, with the number of labels as `"labels"` and the scores that `evaluate` returned.
+        rounds: One dict per training run; its entry `"labels"` is the number of labels, and its other entries are the scores that
+            `evaluate` returned.
     """
 
     model: Predictor
@@ -37,10 +38,10 @@ class PoolRun:
     rounds: list[dict[str, float]]
 
     def labels_to_reach(self, name: str, value: float) -> int | None:
-        """The smallest number of labels with which the score `name` was at least `value`; `None` if no round reached this value.
+        """The smallest number of labels at which the score called `name` was at least `value`; `None` if it never was.
 
         Raises:
-            ValueError: If `evaluate` returned no score of this name.
+            ValueError: If `evaluate` returned no score called `name`.
         """
         known = self.rounds[0] if self.rounds else {}
         if name not in known:
@@ -67,7 +68,7 @@ def label_pool(
 ) -> PoolRun:
     """Label a pool in rounds: train on the known labels, choose more examples, and ask for their labels.
 
-    Labels are stored as soon as `ask` returns them. The same call with the same `path` continues from the stored labels, so no
+    Labels are stored as soon as `ask` returns them. A repeated call with the same `path` continues from the stored labels, so no
     label is requested twice. If `train` and `choose` are deterministic given a seed, an interruption does not change the result.
 
     Args:
@@ -85,7 +86,7 @@ def label_pool(
         seed: Seed of the training runs and choices.
 
     Raises:
-        ValueError: If indices are out of range or repeated, or the file is damaged or belongs to another run.
+        ValueError: If indices are out of range or repeated, or if the file is damaged or belongs to another run.
         OSError: If the file cannot be read or written.
     """
     first = torch.tensor(list(start), dtype=torch.int64)

@@ -19,7 +19,7 @@ def bald(predictive: ClassificationPredictive) -> Tensor:
 
     $$ I(y; w) = H\Big[\tfrac1S \sum_s p_s\Big] - \tfrac1S \sum_s H[p_s] $$   (Houlsby et al. 2011, eq. 2)
 
-    If an example has several labels (binary outputs, positions), their scores are added, as if the labels were independent.
+    If an example has several labels (binary outputs, positions), the labels' scores are added, as if the labels were independent.
     """
     return _per_example(predictive.mutual_information)
 
@@ -44,7 +44,7 @@ def expected_improvement(predictive: RegressionPredictive, best: float, *, maxim
     Args:
         predictive: Prediction of one target.
         best: The best value so far.
-        maximize: Whether larger values are better. Otherwise an improvement is a value below the best value.
+        maximize: Whether larger values are better. If false, an improvement is a value below the best value.
 
     Raises:
         ValueError: If there are several targets.
@@ -87,9 +87,9 @@ def batch_bald(
     The chain rule gives the information that example n adds to the chosen examples, $\mathbb{E}_{y_{1:q}} H[y_n | y_{1:q}] -
     \tfrac1S \sum_s H[p_s(y_n)]$. Given hypothetical labels of the chosen examples, draw s has the weight $p(s | y_{1:q})$, and
     $p(y_n | y_{1:q})$ is the mixture with these weights. All $C^q$ configurations of labels are enumerated if there are at most
-    `num_configurations`. Otherwise `num_configurations` of them are sampled, equally many from each draw. If each draw is certain
-    of a chosen example's label, a copy of this example adds no information. `bald`, in contrast, gives the copy the same score as
-    the original.
+    `num_configurations`. Otherwise `num_configurations` configurations are sampled, equally many from each draw. If each draw is
+    certain of a chosen example's label, a copy of this example adds no information. `bald`, in contrast, gives the copy the same
+    score as the original.
 
     Args:
         draws: S functions that return logits of C classes.
@@ -102,8 +102,8 @@ def batch_bald(
         memory: Memory budget of the forward passes; see `predict`.
 
     Returns:
-        Two results: the indices of the examples in the order of their choice; and, after each choice, the mutual information in
-        nats between the weights and the labels of all examples chosen so far. Each is a tensor [q].
+        The indices of the chosen examples, in order of choice; and, after each choice, the mutual information in nats between the
+        weights and the labels of all examples chosen so far. Both are tensors [q].
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.
@@ -184,7 +184,7 @@ def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
     """Entropy of each example's label, averaged over M label configurations: [N]. Given configuration m, draw s has the weight
-    `weights[m, s]`; in the mean, configuration m has the weight `shares[m]`."""
+    `weights[m, s]`; configuration m has the weight `shares[m]` in the average."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

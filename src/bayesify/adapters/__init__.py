@@ -1,6 +1,6 @@
 """Bridges to other libraries: Lightning, transformers, peft, torchmetrics, ArviZ, ONNX, BoTorch.
 
-Each library is imported when one of its names is first used. If it is not installed, the error names the extra to install.
+Each library is imported when one of its adapters is first used. If it is not installed, the error names the extra to install.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Draws as ArviZ's `InferenceData`, for summaries, rank plots, effective sample sizes and cross-validation."""
+"""Conversion of draws to ArviZ's `InferenceData`, for summaries, rank plots, effective sample sizes and cross-validation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,14 +30,14 @@ def to_inference_data(
     """Draws of the weights, and the predictions that they make, as an `arviz.InferenceData`.
 
     The group `posterior` has one variable per weight, [chain, draw, *shape]. The variable has the weight's name in
-    `named_parameters()`. If `x` is given, the group `posterior_predictive` has the network's outputs as `outputs`,
-    [chain, draw, B, ...]. If `y` is given too, the group `observed_data` has the targets, and the group
-    `log_likelihood` has their log-likelihoods as `y`, [chain, draw, B]. From these groups, `arviz.loo` estimates the
-    predictive density of unseen data.
+    `named_parameters()`. If `x` is given, the group `posterior_predictive` has a variable `outputs` [chain, draw, B, ...] with
+    the network's outputs. If `y` is given too, the group `observed_data` has the targets, and the group `log_likelihood` has a
+    variable `y` [chain, draw, B] with their log-likelihoods. From these groups, `arviz.loo` estimates the predictive density of
+    unseen data.
 
     Args:
-        model: A model with a method `draw`, a `Draws` object, or a sequence of such models or objects, one per chain.
-            All chains must have the same length.
+        model: A model with a `draw` method; a `Draws` object; or a sequence of either, one per chain. All chains must have the
+            same length.
         num_draws: Number of draws per chain; by default all draws of a `Draws`, or the model's default number.
         x: Inputs in any form that `predict` accepts.
         y: Targets of the inputs.

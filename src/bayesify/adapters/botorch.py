@@ -1,4 +1,4 @@
-"""A predictor with draws as a BoTorch model, for Bayesian optimization."""
+"""A BoTorch model made from a predictor with draws, for Bayesian optimization."""
 
 from __future__ import annotations
 
@@ -68,16 +68,16 @@ _GetSampler.register(DrawsPosterior)(_draw_sampler)
 
 
 class BoTorchModel(_Model):
-    r"""Functions drawn from a posterior as a `botorch.models.model.Model`, with the same S functions for every input.
+    r"""A `botorch.models.model.Model` made of S functions drawn from a posterior; it uses the same functions for every input.
 
-    The value of function s at x is the mean of y given the outputs of draw s, in the targets' units: $f_s(x) =
-    g^{-1}(\mathbb{E}[z | \text{draw } s, x])$, where g is the transform `targets` and z = g(y). The values of a function at
-    several points come from the same draw. They are differentiable with respect to x and computed in float64, regardless of the
-    network's dtype. For a `Laplace`, the functions are linearized networks, $f(x; w^*) + J(x) (w_s - w^*)$, as in its
-    predictions.
+    The value of function s at x is draw s's mean prediction, in the targets' units:
+    $f_s(x) = g^{-1}(\mathbb{E}[z | \text{draw } s, x])$, where g is the transform `targets` and z = g(y). The values of a
+    function at several points come from the same draw. They are differentiable with respect to x and computed in float64,
+    regardless of the network's dtype. For a `Laplace`, the functions are linearized networks, $f(x; w^*) + J(x) (w_s - w^*)$, as
+    in its predictions.
 
     Args:
-        model: A model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain; or `Draws`.
+        model: A `Draws`, or a model that can draw, such as a `BayesianNetwork`, `Laplace`, `SWAG`, or `FixedDraws` of a chain.
         num_draws: Number of draws S; by default all draws if their number is finite, otherwise 128.
         inputs: Differentiable function that maps points of the search space to inputs of the network, such as BoTorch's
             `Normalize`.
@@ -93,7 +93,7 @@ class BoTorchModel(_Model):
         draws: The draws that define the functions.
 
     Raises:
-        TypeError: If the model cannot draw, or its likelihood is not a likelihood for numeric targets.
+        TypeError: If the model cannot draw, or if its likelihood is not for numeric targets.
         ValueError: If the shapes of `data` do not fit.
     """
 
@@ -149,7 +149,7 @@ class BoTorchModel(_Model):
         observation_noise: bool = False,
         posterior_transform: Any = None,
     ) -> Any:
-        """The joint distribution of the functions at points.
+        """The joint distribution of the functions' values at points.
 
         Args:
             X: Points, [*b, q, D].
@@ -158,11 +158,11 @@ class BoTorchModel(_Model):
             posterior_transform: A posterior transform of BoTorch.
 
         Returns:
-            A `DrawsPosterior` over [*b, q, O].
+            A `DrawsPosterior` over values [*b, q, O].
 
         Raises:
             TypeError: If `observation_noise` is a tensor.
-            ValueError: If the points are not [*b, q, D].
+            ValueError: If `X` does not have shape [*b, q, D].
         """
         if not isinstance(observation_noise, bool):
             raise TypeError(
@@ -178,7 +178,7 @@ class BoTorchModel(_Model):
         return found if posterior_transform is None else posterior_transform(found)
 
     def _values(self, draws: Draws, X: Tensor, noisy: bool = False) -> Tensor:
-        """Values of the functions at points, [*b, S, q, O]."""
+        """Values [*b, S, q, O] of the functions at the points `X`."""
         outputs = self._run(draws, self._rows(X).double()).to(X.dtype)
         outputs = outputs if outputs.ndim > 2 else outputs.unsqueeze(-1)  # [S, b q, K O]
         law, values = self._law[0], outputs
@@ -252,7 +252,7 @@ class BoTorchModel(_Model):
 
         Raises:
             TypeError: If the predictor cannot be trained.
-            ValueError: If the training data are unknown, or points and targets are not [N, D] and [N, O].
+            ValueError: If the training data are unknown, or if points and targets are not [N, D] and [N, O].
         """
         model = self._model[0]
         if not isinstance(model, Trainable):

@@ -13,8 +13,8 @@ def fixed_draws(
 ) -> Draws:
     """Draws of a model, materialized and detached, so that later training does not change them.
 
-    If no number is given, all draws are taken. If the model has infinitely many, `default` of them are taken. `owner` names the
-    caller in messages.
+    If no number is given, all draws are taken. If the model has infinitely many draws, `default` draws are taken. `owner` names
+    the caller in messages.
     """
     if isinstance(model, Draws):
         if num_draws is not None and not 1 <= num_draws <= len(model):
@@ -43,5 +43,5 @@ def likelihood_of(model: object, given: Likelihood | None, owner: str) -> Likeli
 
 
 def output_of(model: object, given: str | int | None) -> str | int | None:
-    """The name or index of the output to use: the given one, or otherwise that of the model."""
+    """The given name or index of an output, or otherwise the model's `output`."""
     return model.output if given is None and isinstance(model, Predictor) else given

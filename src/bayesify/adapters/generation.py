@@ -20,8 +20,8 @@ class Generation:
     Args:
         tokens: Prompt and continuation: [B, T], or [S, B, T] if each draw writes its own text.
         log_probs: Log-probability of each new token given the previous tokens: [..., new]; 0 after the end of a text.
-            The sum over the new tokens is the log-probability of the continuation. It equals
-            `predict(...).log_prob(...)` of these tokens.
+            The sum over the new tokens is the log-probability of the continuation. This sum equals `predict(...).log_prob(...)`
+            of the new tokens.
         mutual_information: Disagreement of the draws at each new token, in nats: [B, new]; 0 if each draw writes its own text.
     """
 
@@ -48,8 +48,8 @@ def generate(
 
     $$ p(y_t | y_{<t}) = \sum_s w_s\, p_s(y_t | y_{<t}), \qquad w_s \propto \prod_{u < t} p_s(y_u | y_{<u}) $$
 
-    so that the product over t is the probability of the text under the mixture of draws. A draw that finds the text unlikely gets
-    less and less weight. If `mix` is false, each draw writes its own text.
+    so that the product of $p(y_t | y_{<t})$ over t is the probability of the text under the mixture of draws. A draw that finds
+    the text unlikely gets less and less weight. If `mix` is false, each draw writes its own text.
 
     Args:
         predictor: A `BayesianNetwork` or `Laplace` over a transformers model, with a posterior over linear weights.

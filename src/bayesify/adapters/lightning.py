@@ -27,10 +27,10 @@ class BayesianModule(_Module):
 
     $$ -\frac1B \sum_b \frac1S \sum_s \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p) $$
 
-    Training logs `train_loss`, `train_kl` (in nats) and `train_nll`, which is per example and uses one draw. Validation
-    logs `val_nll`, which uses the mixture of draws. With several processes, B is the size of each process's part of the
-    batch, and Lightning averages over the processes. If the parts have equal sizes, the average is the loss of the
-    whole batch. Checkpoints contain the network; `BayesianModule.load_from_checkpoint(path, bnn=bnn)` restores it.
+    Training logs `train_loss`, `train_kl` (in nats) and `train_nll` (per example, averaged over the draws of a step). Validation
+    logs `val_nll`, which uses the mixture of draws. With several processes, B is the size of each process's part of the batch,
+    and Lightning averages over the processes. If the parts have equal sizes, the average is the loss of the whole batch.
+    Checkpoints contain the network; `BayesianModule.load_from_checkpoint(path, bnn=bnn)` restores it.
 
     Args:
         bnn: The network, with a likelihood.
@@ -48,7 +48,7 @@ class BayesianModule(_Module):
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork`.
-        ValueError: If `bnn` has no likelihood, or a number is out of range.
+        ValueError: If `bnn` has no likelihood, or if a number is out of range.
     """
 
     @checked
@@ -106,11 +106,11 @@ class BayesianModule(_Module):
         return loss
 
     def validation_step(self, batch: object, batch_idx: int) -> Predictive:
-        """Log the NLL of a batch, and return its prediction, for callbacks."""
+        """Log a batch's NLL under `val_nll`, and return the batch's prediction for callbacks."""
         return self._score(batch, "val_nll")
 
     def test_step(self, batch: object, batch_idx: int) -> Predictive:
-        """Log the NLL of a batch under `test_nll`, and return its prediction, for callbacks."""
+        """Log a batch's NLL under `test_nll`, and return the batch's prediction for callbacks."""
         return self._score(batch, "test_nll")
 
     def _score(self, item: object, name: str) -> Predictive:

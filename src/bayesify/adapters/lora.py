@@ -39,8 +39,8 @@ def bayesianize_lora(
     W is fixed.
 
     Weights are found by name. They can come from peft, which calls them `lora_A` and `lora_B`, or from your own module.
-    Frozen weights stay frozen and are shared with the model, not copied. Other weights, such as a new head, stay trainable point
-    estimates unless `names` includes them.
+    Frozen weights stay frozen; the result shares them with `model` instead of copying them. Other weights, such as a new head,
+    stay trainable point estimates unless `names` includes them.
 
     The name `"inducing"` stands for `InducingWeights(r, r, init="network")`, where r is the adapter's rank. This
     posterior starts at the current adapter and has $1 + (3 r + 2 + 1 / r) / d$ parameters for each weight of an

@@ -1,4 +1,4 @@
-"""Export of draws, or of a posterior that makes draws, to one ONNX file, which predicts without torch."""
+"""Export of draws, or of a posterior that makes draws, to a single ONNX file that predicts without torch."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class PredictiveGraph(nn.Module):
     """A module that runs S plain networks, one per draw, and returns the moments of their mixture as a tuple of
     tensors.
 
-    The networks share all weights that have no posterior. `keys` are the names of keyword inputs in their order.
+    The networks share all weights that have no posterior. `keys` are the names of the keyword inputs, in the order in which
+    `forward` takes them.
     """
 
     def __init__(self, draws: Draws, likelihood: Likelihood, output: str | int | None, keys: tuple[str, ...]) -> None:
@@ -124,7 +125,7 @@ def export_onnx(
     sample: bool | Literal["seed", "noise"] = False,
     int8: bool = False,
 ) -> Exported:
-    """Write S draws, or the posterior that makes them, and the average of their predictions as one ONNX graph.
+    """Write one ONNX graph that contains S draws, or the posterior that makes them, and averages their predictions.
 
     The graph runs the network once per draw and returns `mean`, `variance` and `epistemic` of a regression, or `probs`, `entropy`
     and `mutual_information` of a classification. It accepts any number of examples. The file contains S draws of the weights that
@@ -133,13 +134,13 @@ def export_onnx(
 
     Before the file is moved to `path`, it is compared with torch on three batches: `x`, one example, and `x` plus one example.
 
-    With `sample`, the file contains the posterior instead of its draws: means and scales, or the factors of inducing weights. The
-    file has as many numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S
-    networks from standard normal numbers, which the graph computes from the input `seed` (see `onnx_sampling.normals`). The same
-    seed gives the same prediction on every machine, up to rounding; different seeds give different predictions.
+    With `sample`, the file contains the posterior's parameters, such as means and scales, instead of draws. The file has as many
+    numbers as the posterior, so the file of an inducing posterior is smaller than the network. Each run draws S networks from
+    standard normal numbers, which the graph computes from the input `seed` (see `onnx_sampling.normals`). The same seed gives the
+    same prediction on every machine, up to rounding; different seeds give different predictions.
 
     Args:
-        model: A model with `draw` and a likelihood, such as a `BayesianNetwork`, a `Laplace` or a `SWAG`; or a `Draws`.
+        model: A `Draws`, or a model with `draw` and a likelihood, such as a `BayesianNetwork`, a `Laplace` or a `SWAG`.
         path: Path of the file.
         x: Example inputs, two or more: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
         num_draws: Number of draws S; by default all draws if their number is finite (`Draws`, an ensemble, a chain), otherwise 16.
@@ -147,8 +148,8 @@ def export_onnx(
         output: Name or index of the output to use, if there are several; see `bayesianize`.
         generator: Source of randomness.
         tolerance: Largest accepted difference between the file's output and torch's output t, divided by 1 + |t|.
-        sample: Whether the file makes its own draws. If true or `"seed"`, the draws come from an input `seed`, a 64-bit integer.
-            If `"noise"`, they come from an input `noise` of standard normal numbers, [S, K]. The model must be a `BayesianNetwork`
+        sample: Whether the file makes its own draws. With `True` or `"seed"`, they come from an input `seed`, a 64-bit integer.
+            With `"noise"`, they come from an input `noise` [S, K] of standard normal numbers. The model must be a `BayesianNetwork`
             on the CPU with mean-field, k-tied, matrix normal, inducing, Walsh-Hadamard, full covariance or dropout posteriors.
         int8: Whether to store large matrices as 8-bit integers with a scale per row, which quarters their size; only with `sample`.
             The comparison with torch precedes the rounding to integers, so check the scores of the file on your own data.
@@ -156,8 +157,8 @@ def export_onnx(
     Raises:
         ImportError: If onnx, onnxscript or onnxruntime is not installed.
         TypeError: If the model has no draws.
-        ValueError: If there is no likelihood, or `x` is a single example or has type bfloat16. Also if the graph's outputs differ
-            from torch's by more than `tolerance`; in this case no file is written.
+        ValueError: If there is no likelihood, or if `x` is a single example or has type bfloat16. Also if the graph's outputs
+            differ from torch's by more than `tolerance`; in this case no file is written.
     """
     for module in ("onnx", "onnxscript", "onnxruntime"):
         package(module)
@@ -253,8 +254,8 @@ def _exported(
     *,
     optimize: bool = True,
 ) -> Any:
-    """The program that torch's ONNX exporter makes from the graph. `axes` names the dynamic axes of each input. It has
-    the same structure as the arguments of the graph's `forward`."""
+    """The program that torch's ONNX exporter makes from the graph. `axes` names the dynamic axes of each input, with the same
+    structure as the arguments of the graph's `forward`."""
     talk = logging.getLogger("torch.onnx._internal.exporter._registration")  # notes that torchvision is missing
     with warnings.catch_warnings(), assigned([talk], "disabled", True):
         warnings.simplefilter("ignore")  # hide deprecation warnings of the exporter itself

@@ -1,5 +1,4 @@
-"""A posterior inside an ONNX graph: the parameters of q, the operations of a draw, and standard normal numbers from a
-seed."""
+"""A posterior inside an ONNX graph: its parameters, the operations that make a draw, and standard normal numbers from a seed."""
 
 import copy
 import operator
@@ -40,8 +39,8 @@ _DECOMPOSITIONS: dict[Any, Any] = {
 
 class GivenNoise(NoiseSource):
     """A noise source that hands out given standard normal numbers in order. For uniform noise, the normal distribution function
-    maps them to numbers between 0 and 1. The given numbers form a vector [K]. If no numbers are given, the source only counts how
-    many numbers a draw needs."""
+    maps the given numbers to numbers between 0 and 1. The given numbers form a vector [K]. If no numbers are given, the source
+    only counts how many numbers a draw needs."""
 
     def __init__(self, values: Tensor | None) -> None:
         super().__init__(None)
@@ -75,7 +74,7 @@ class SamplingGraph(nn.Module):
 
     Quantities that depend only on the parameters (factors, standard deviations) are computed once and stored. Operations that
     depend on noise stay in the graph. An exported file therefore contains as many numbers as the posterior. `keys` are the names
-    of keyword inputs in their order. The network must be on the CPU.
+    of the keyword inputs, in the order in which `forward` takes them. The network must be on the CPU.
     """
 
     def __init__(self, bnn: BayesianNetwork, output: str | int | None, keys: tuple[str, ...]) -> None:
@@ -89,7 +88,7 @@ class SamplingGraph(nn.Module):
         self.eval()
 
     def forward(self, noise: Tensor, *inputs: Tensor) -> Tensor:
-        """Output of the network, [B, ...], from noise [K] and inputs."""
+        """Output [B, ...] of the network for the draw made from noise [K]."""
         return self.run(self.draw(noise), *inputs)
 
     def draw(self, noise: Tensor) -> dict[str, Tensor]:
@@ -97,7 +96,7 @@ class SamplingGraph(nn.Module):
         return dict(zip(self.names, self.drawing(noise.clone()), strict=True))  # clone, because drawing works in place
 
     def run(self, weights: dict[str, Tensor], *inputs: Tensor) -> Tensor:
-        """Output of the network with given weights, [B, ...]."""
+        """Output [B, ...] of the network with given weights."""
         args, kwargs = ((), dict(zip(self._keys, inputs, strict=True))) if self._keys else (inputs, {})
         return select_output(torch.func.functional_call(self.network, weights, args, kwargs), self._output)
 
@@ -228,8 +227,8 @@ def repeat(one: Any, moments: Any, inputs: Sequence[str], num_draws: int, count:
     """Make an ONNX model that runs S draws. `one` is the ONNX model of a `SamplingGraph`. `moments` is an ONNX model
     that computes the results from the outputs [S, B, ...] of all draws.
 
-    Stored numbers and operations that do not depend on noise occur once; all other operations are repeated S times. The K numbers
-    of each draw come from an input `seed`, as in `normals`, or are an input `noise`, [S, K].
+    Stored numbers and operations that do not depend on noise occur once; all other operations are repeated S times. The K
+    standard normal numbers of each draw come from an input `seed`, as in `normals`, or from an input `noise`, [S, K].
     """
     onnx = package("onnx")
     builder, (result,) = _Builder(onnx), one.graph.output
@@ -308,7 +307,7 @@ class _Builder:
         return name
 
     def copy(self, nodes: Iterable[Any], inside: set[str], prefix: str, renamed: Mapping[str, str]) -> None:
-        """Copy nodes. The names of values in `inside` get the prefix, and the names in `renamed` are replaced."""
+        """Copy nodes. Each value name in `inside` gets the prefix, and each name in `renamed` is replaced."""
 
         def name(old: str) -> str:
             return renamed.get(old, prefix + old if old in inside else old)

@@ -215,10 +215,10 @@ class IntervalWidth(Coverage):
 
 @checked
 def collection(task: Literal["regression", "classification"], **options: Any) -> Any:
-    """The scores of `metrics.evaluate` for a task, under the same names, as a `torchmetrics.MetricCollection`.
+    """A `torchmetrics.MetricCollection` with the scores of `metrics.evaluate` for a task, under the same names.
 
     Args:
-        task: `"regression"` or `"classification"`, the `task` of a likelihood.
+        task: `"regression"` or `"classification"`, as in a likelihood's `task`.
         options: Options of the collection, such as `prefix`.
 
     Raises:

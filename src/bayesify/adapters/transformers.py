@@ -59,9 +59,9 @@ class TrainerModel(nn.Module):
     """A Bayesian network with the interface of a Hugging Face model: it takes labels and returns the loss and the logits.
 
     In training, the loss is the negative evidence lower bound per example. In evaluation, the loss is the NLL of the
-    mixture over `prediction_draws` draws, which are the same each time. For a classification in evaluation, `logits`
-    are the log-probabilities of the mixture, so their softmax is `predict(x).probs`; `uncertainty` is the mutual
-    information in nats. For a regression, `logits` are the mean, and `uncertainty` is the epistemic variance.
+    mixture over `prediction_draws` draws, which are the same each time. In evaluation of a classification, `logits` are the
+    mixture's log-probabilities (their softmax is `predict(x).probs`), and `uncertainty` is the mutual information in nats. In
+    evaluation of a regression, `logits` are the mean, and `uncertainty` is the epistemic variance.
     """
 
     accepts_loss_kwargs = False
@@ -97,8 +97,8 @@ class BayesianTrainer(_Trainer):
     """`transformers.Trainer` for a Bayesian network. It takes the same arguments and maximizes the evidence lower bound.
 
     Evaluation and prediction average over draws. `eval_loss` is the NLL of the mixture. `predict(...).predictions` is a
-    pair: the log-probabilities of the mixture and each example's mutual information. For a regression, the pair is the
-    mean and the epistemic variance. The trained network is `trainer.bnn`.
+    pair: the log-probabilities of the mixture and each example's mutual information. For a regression, `predictions` is the pair
+    of the mean and the epistemic variance. The trained network is `trainer.bnn`.
 
     Args:
         model: The result of `bayesianize`, `bayesianize_head` or `bayesianize_lora`.

@@ -45,7 +45,7 @@ class Range:
     below: float | None = None
 
     def __repr__(self) -> str:
-        """Only the limits that are set, because `help` prints this text for every argument with a range."""
+        """The text shows only the limits that are set, because `help` prints it for every argument with a range."""
         return f"Range({', '.join(f'{name}={limit}' for name, limit in vars(self).items() if limit is not None)})"
 
     def words(self, value: Any, kind: str) -> str | None:
@@ -146,9 +146,9 @@ _NAMES_ELSEWHERE = {
 def checked(thing: T) -> T:
     """Decorator that compares the arguments of a function, or of a class's `__init__`, with their annotations.
 
-    It checks the types `bool`, `int`, `float`, `str`, `Literal`, tensors, generators, functions, paths, classes, and sequences
-    and mappings with their entries. For the annotation `bool`, numbers such as 0 and 1 are refused. For the annotation `int`, a
-    value must work with `operator.index`; booleans and tensors are refused. For the annotation `float`, a value must be a real
+    It checks the types `bool`, `int`, `float`, `str`, `Literal`, tensors, generators, functions, paths, classes, sequences and
+    mappings (including their entries). For the annotation `bool`, numbers such as 0 and 1 are refused. For the annotation `int`,
+    a value must work with `operator.index`; booleans and tensors are refused. For the annotation `float`, a value must be a real
     number in the range of float32. Other annotations (`Any`, type variables, protocols) accept everything. Inside a function
     compiled by `torch.compile`, nothing is checked.
     """
@@ -215,7 +215,7 @@ def _answer(function: Any, args: tuple[Any, ...], name: str, value: Any, taken: 
 
 
 def _owner(function: Any, args: tuple[Any, ...]) -> str:
-    """Name by which error messages call a function."""
+    """Name of a function in error messages."""
     whose, _, what = function.__qualname__.rpartition(".")
     if whose and args:
         whose = type(args[0]).__name__ if not isinstance(args[0], type) else args[0].__name__

@@ -10,10 +10,10 @@ PACKAGE = str(Path(__file__).parents[1])
 
 
 def warn_deprecated(old: str, new: str, *, since: str, removed_in: str) -> None:
-    """Warn that a public name or argument will be removed. The warning points to the line of the caller's own code.
+    """Warn that a public name or argument will be removed. The warning points to the line of the user's code that led to it.
 
     The warning is a `FutureWarning`, which, unlike a `DeprecationWarning`, Python shows to all users by default. The old name
-    keeps working until `removed_in`. A test fails if the version `removed_in` still contains this warning.
+    works until the version `removed_in`. A test fails if the version `removed_in` still contains this warning.
 
     Args:
         old: Deprecated name as users write it, such as `"fit(rate=...)"`.

@@ -1,4 +1,4 @@
-"""Dataclasses of arrays, numbers and strings, converted to plain data for files and back."""
+"""Conversion of dataclasses of arrays, numbers and strings to plain data for files, and back."""
 
 from __future__ import annotations
 

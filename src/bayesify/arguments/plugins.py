@@ -14,8 +14,7 @@ GROUP = "bayesify.methods"
 
 @functools.cache
 def plugins() -> tuple[tuple[str, Any], ...]:
-    """Pairs, one per entry point: the text `name = module:object`, and the object that this text names. The first call loads the
-    objects.
+    """One pair per entry point: the text `name = module:object`, and the object that it names. The first call loads the objects.
 
     An entry point that cannot be loaded is skipped with a warning.
     """

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name that is closest to a name, regardless of case; `None` if the similarity of all names is below `cutoff`."""
+    """The known name most similar to a given name, regardless of case; `None` if no similarity reaches `cutoff`."""
     folded = {each.lower(): each for each in known}
     near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
     return folded[near[0]] if near else None
@@ -21,7 +21,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def reason_of(error: Exception, max_length: int = 300) -> str:
-    """A one-line summary of an error for a table of results: its type and the first line of its message."""
+    """The type of an error and the first line of its message, as one line for a table of results."""
     lines = str(error).strip().splitlines()
     words = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return words if len(words) <= max_length else words[: max_length - 1] + "…"

@@ -32,7 +32,7 @@ def fit_members(
         options: Further arguments of `bayesify.fit`: optimizer, learning rate, checkpoint, seed and others.
 
     Returns:
-        One entry per epoch, with `nll` per example and `kl`.
+        One entry per epoch, with `nll` (per example) and `kl`.
 
     Raises:
         TypeError: If the posterior is not an `Ensemble`.

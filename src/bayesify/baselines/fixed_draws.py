@@ -43,7 +43,7 @@ class FixedDraws(Drawable):
 
     @checked
     def draw(self, num_draws: Count | None = None, *, generator: torch.Generator | None = None) -> Draws:
-        """Return evenly spaced draws of the list.
+        """Return evenly spaced draws from the list.
 
         Args:
             num_draws: Number of draws; by default all draws of the list.
@@ -104,7 +104,7 @@ class FixedDraws(Drawable):
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
-        """Rebuild the draws over a copy of the network. The KL of the draws is not stored, so it is NaN."""
+        """Rebuild the draws over a copy of the network. The KL of the draws is not stored, so the rebuilt KL is NaN."""
         network = copy_network(net, "FixedDraws")
         network.load_state_dict(below("network", state), strict=False)
         reference = next(network.parameters())
@@ -212,7 +212,7 @@ class Chains(FixedDraws):
 
     @torch.no_grad()
     def functions(self, x: Any) -> Tensor:
-        """The outputs of all draws; if the likelihood has classes, the class probabilities of all draws: [C, T, B, ...]."""
+        """The outputs of all draws, or their class probabilities if the likelihood has classes: [C, T, B, ...]."""
         args, kwargs = checked_inputs(x)
         outputs = self.draws.outputs(args, kwargs, output=self.output, keep=True).kept
         assert outputs is not None

@@ -31,9 +31,9 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
     """Train the network to the maximum a posteriori for all epochs. Then continue at a lower learning rate, `gentle_rate`, for
     half as many epochs, and collect iterates.
 
-    The first phase gets all epochs, because the gentle rate of the second phase hardly improves the network. In the regression of
-    `bayesify demo`, a first phase with only half the epochs gave a flat curve (NLL 0.78 instead of -0.53). If rows represent w
-    examples on average, gradients are w times as large, so the learning rate is divided by w.
+    The first phase gets all epochs, because the lower learning rate of the second phase hardly improves the network. In the
+    regression of `bayesify demo`, a first phase with only half the epochs gave a flat curve (NLL 0.78 instead of -0.53). If a row
+    represents w examples on average, gradients are w times as large, so the learning rate is divided by w.
     """
     trained = train_point(task)
     swag = SWAG(trained.mean_network(), trained.likelihood or task.likelihood, rank=rank)
@@ -77,8 +77,8 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
     """Run a Markov chain with `nuts`; the number of its steps is the task's number of epochs. Before these steps, the chain takes
     the same number of warm-up steps.
 
-    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only meant for a first impression. A step of such a chain may use at
-    most an eighth as many gradients as a step of a longer chain.
+    A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only meant for a first impression. In such a short chain, the limit on
+    gradients per step is an eighth of the limit in a longer chain.
     """
     epochs, rows = task.epochs, _all_rows(task)
     bnn = bayesianize(task.net, Point(), likelihood=task.likelihood, prior=task.prior)

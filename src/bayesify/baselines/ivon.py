@@ -60,13 +60,13 @@ class IVON(NaturalGradient):
         momentum: Decay $\beta_1$ of the gradient's moving average.
         decay: Decay $\beta_2$ of the curvature's moving average. The standard deviations follow the curvature of the last
             $1 / (1 - \beta_2)$ steps. To start from a trained network, use 1 - 3 / steps, where steps is the number of steps of
-            the run. The average then covers a third of the run. With this decay, the standard deviation of a weight that does not
-            affect the loss grows by a factor of 4.5 over the run.
+            the run. The curvature's average then covers a third of the run. With this decay, the standard deviation of a weight
+            that does not affect the loss grows by a factor of 4.5 over the run.
         init_curvature: Initial h, the same for all weights. By default the posterior's initial standard deviations are kept.
             They are a tenth of the weights' absolute values, which suits a trained network.
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; by default there is no bound.
         num_draws: Number of draws of the weights per step.
-        kl_weight: Factor on the KL. In the steps, N is divided by this factor.
+        kl_weight: Factor on the KL. In the formula of a step, $\lambda$ is N divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:
@@ -171,7 +171,7 @@ class IVON(NaturalGradient):
 
 
 class CurvatureDescent(torch.optim.Optimizer):
-    r"""Optimizer that takes `IVON`'s steps. Its gradients must be those of the negative bound per example. Parameters without a
+    r"""Optimizer that takes `IVON`'s steps. It expects the gradients of the negative bound per example. Parameters without a
     posterior take Adam's steps.
 
     All state is in tensors on the parameters' device, and steps do not synchronize with the host, so that they can be captured
@@ -197,7 +197,8 @@ class CurvatureDescent(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Share state and groups with the optimizer of the point estimates, so that checkpoints and schedulers see everything."""
+        """Share state and parameter groups with the optimizer of the point estimates, so that checkpoints and schedulers cover
+        both optimizers."""
         if self.points is not None:
             self.points.param_groups, self.points.state = self.param_groups[1:], self.state
 

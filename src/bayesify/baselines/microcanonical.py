@@ -55,9 +55,9 @@ class Microcanonical:
     With `adjust`, a trajectory starts in a random direction and is accepted with probability $\min(1, e^{-\Delta E})$, where
     $\Delta E$ is the sum of the energy errors of its steps (Robnik et al. 2025). The draws are then exact. Without `adjust`,
     every trajectory is accepted. After each step, noise turns the direction: $u \leftarrow (u + \nu \xi) / |\cdot|$ with $\nu^2 =
-    (e^{2 \epsilon / L} - 1) / P$. The chain therefore forgets its direction after it has moved by a length L (Robnik & Seljak
-    2023). Without `adjust`, the draws are biased. The bias depends on the variance of a step's energy error, divided by the
-    number of weights. $\epsilon$ is tuned so that this quantity equals `energy_variance`.
+    (e^{2 \epsilon / L} - 1) / P$. The chain therefore forgets its direction over a distance L (Robnik & Seljak 2023). Without
+    `adjust`, the draws are biased. The bias depends on the variance of a step's energy error, divided by the number of weights.
+    $\epsilon$ is tuned so that this quantity equals `energy_variance`.
     """
 
     stack: ModelStack  # C networks with the posterior `Point`, at the chains' starting points
@@ -99,8 +99,8 @@ class Microcanonical:
         return found.detach(), torch.cat([slope.flatten(1) for slope in slopes], dim=1) * self.scale
 
     def _turn(self, share: float) -> Tensor:
-        """Turn the directions toward the gradient, for the fraction `share` of a step, and return the gain of kinetic energy,
-        [C]."""
+        """Turn each chain's direction toward its gradient, for the fraction `share` of a step, and return the gains of kinetic
+        energy, [C]."""
         norm = self.gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
         toward = self.gradient / norm
         angle = share * self.step * norm / (self.size - 1)
@@ -133,8 +133,8 @@ class Microcanonical:
         By default, the mean number of steps is determined by the length L of a trajectory.
 
         Returns:
-            Squared energy error of each chain's trajectory, [C]. Without `adjust`, it is the mean squared error of the
-            trajectory's steps.
+            Squared energy error of each chain's trajectory, [C]. Without `adjust`, the result is the mean squared energy error of
+            the trajectory's steps.
         """
         if mean_steps is None:
             mean_steps = min(max(self.length / self.step, 1.0), self.max_steps)
@@ -277,8 +277,8 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """Two results: a sampler whose chains start at the members of an ensemble; and the shape of each weight by name, in the order
-    in which the position z of a chain contains the weights (see `Microcanonical`)."""
+    """A sampler whose chains start at the members of an ensemble, and the weights' shapes by name, in the order of the weights in
+    a chain's position z (see `Microcanonical`)."""
     likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
     parts = [part.value for part in bnn.posteriors if isinstance(part, Ensemble)]
     members = {name: value.detach() for part in parts for name, value in part.items()}
@@ -316,7 +316,8 @@ def _chains(
 def _run(
     sampler: Microcanonical, settings: Mapping[str, Any], num_draws: int, path: Path | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Positions [C, P] and log densities [C] of each draw. Draws that are already in the file are not made again."""
+    """For each draw, the chains' positions [C, P] and log densities [C]. Draws that are already in the file are not made
+    again."""
     kept, densities = _read(sampler, settings, path) if path is not None and path.exists() else ([], [])
     if not kept:
         sampler.warm_up(settings["num_warmup"])

@@ -62,8 +62,8 @@ class LayerPass:
         self.outputs = self._trace.outputs
 
     def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
-        """Gradients of a loss with respect to the weights and other tensors. This also stores the gradients at the outputs of the
-        layers and of the network.
+        """Gradients of a loss with respect to the weights and other tensors. `pull` also stores the gradients at the outputs of
+        the layers and of the network.
 
         The loss is a weighted sum over examples, with weights [B]. A stored gradient is multiplied by the square root of its
         example's weight, so the squared gradient is multiplied by the weight itself.
@@ -87,7 +87,7 @@ class LayerPass:
 
 
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
-    """Rules for per-example gradients, by layer name: one for each layer that owns some of the weights and has a rule.
+    """Rules for per-example gradients, keyed by the names of the layers that own some of the weights and have a rule.
 
     A tied weight has no rule, because its gradient is a sum over layers. Scale and shift of BatchNorm have no rule, because their
     normalized inputs depend on the batch.
@@ -205,7 +205,7 @@ class NaturalGradient(ABC):
 
     @abstractmethod
     def _step(self, batch: Batch, generator: torch.Generator | None, learning_rate: float | None) -> float:
-        """`step`, after the arguments were checked."""
+        """`step` for arguments that were already checked."""
 
     @abstractmethod
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
@@ -271,8 +271,8 @@ class NaturalGradient(ABC):
 
 
 class TrainerUpdate(Update):
-    """Description of a training run, by which `fit` recognizes a checkpoint of the same run: the trainer's arguments, the number
-    of epochs, and the schedule of the learning rate."""
+    """The trainer's arguments, the number of epochs and the learning rate schedule, by which `fit` recognizes a checkpoint of the
+    same run."""
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
         self.trainer, self.epochs, self.schedule, self.rate = trainer, epochs, schedule, trainer.learning_rate
@@ -400,7 +400,7 @@ class LayerwiseTrainer(NaturalGradient):
             parameter.copy_(value)
 
     def rules(self) -> Mapping[str, Rule]:
-        """Mapping from module names to the rules of the layers whose inputs a pass must keep; by default all layers with a rule."""
+        """The rules, by module name, of the layers whose inputs a pass must keep; by default all layers with a rule."""
         return self._rules
 
     @abstractmethod

@@ -43,7 +43,7 @@ class NoisyKFAC(LayerwiseTrainer):
 
     where the gradient $\nabla_i$ is taken at a draw from q and averaged with momentum. The extra damping $\eta$ applies only to
     the step of M, not to the covariance of q. The prior's part of the gradient is evaluated at the mean; the paper evaluates it
-    at the draw. The two have the same expectation, but the value at the mean has less noise. At a fixed point of linear
+    at the draw. Both values have the same expectation, but the value at the mean has less noise. At a fixed point of linear
     regression with one layer and noise variance v, M is the exact posterior mean, $A = \frac1N \sum_i a_i a_i^\top$ and $S = I /
     v$. The exact covariance of each output is $(\sum_i a_i a_i^\top / v + \delta I)^{-1}$. The covariance of q differs from the
     exact one only because the prior is split between the two factors; the difference vanishes as $\delta \to 0$.
@@ -61,10 +61,10 @@ class NoisyKFAC(LayerwiseTrainer):
         momentum: Decay of the gradient's moving average.
         decay: Decay of the factors' moving averages.
         damping: Extra damping $\eta$.
-        fisher: How to obtain the gradients g from which S is computed. `"sampled"` draws, for each example, one random vector
-            whose covariance is the likelihood's Fisher information. `"exact"` uses the columns of a square root of the Fisher
-            information, with one backward pass per output. `"empirical"` uses the gradients of the log-likelihood of the targets,
-            at no extra cost.
+        fisher: How to obtain the gradients g from which S is computed. With `"sampled"`, the backward pass starts from one random
+            vector per example, whose covariance is the likelihood's Fisher information. With `"exact"`, backward passes start
+            from the columns of a square root of the Fisher information, one pass per output. `"empirical"` uses the gradients of
+            the log-likelihood of the targets, at no extra cost.
         factor_every: Number of steps between observations of A and S.
         inverse_every: Number of steps between factorizations of A and S. Each factorization updates the posterior's covariance.
 
@@ -148,8 +148,8 @@ class NoisyKFAC(LayerwiseTrainer):
     # -- factors ---------------------------------------------------------------------------------------------------
 
     def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
-        """A and S of one draw, as mappings from layer names to matrices. Both are sums weighted by the example weights; before A
-        is used, it is divided by the mean weight."""
+        """A and S of one draw, as mappings from layer names to matrices. A and S are sums weighted by the example weights; before
+        A is used, it is divided by the mean weight."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
@@ -285,7 +285,7 @@ def inverse_root(matrix: Tensor, damping: Tensor) -> Tensor:
 
 
 def fisher_root(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    r"""A matrix R for which $R R^\top$ is the likelihood's Fisher information at outputs [..., O]: [..., O, O].
+    r"""A matrix R [..., O, O] for which $R R^\top$ is the likelihood's Fisher information at outputs [..., O].
 
     For the likelihood `Categorical`, R is $\operatorname{diag}(\sqrt p) - p \sqrt p^\top$. For other likelihoods, R is computed
     from the diagonal or the eigenvalues of the Fisher information.

@@ -49,7 +49,7 @@ def nuts(
         seed: Seed of the chain.
 
     Returns:
-        The draws. Their `kl` is unknown and NaN.
+        The draws. Their `kl` is NaN, because it is unknown.
 
     Raises:
         ImportError: If pyro-ppl is missing.
@@ -95,7 +95,7 @@ class _Potential:
         (self.args, self.kwargs), self.y, self.example_weights = checked_inputs(x), y, weights
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Split [..., P] into a mapping from names to weights [..., *shape]."""
+        """Split vectors [..., P] into a mapping from names to weights [..., *shape]."""
         parts = flat.split(list(self.sizes.values()), dim=-1)
         return {
             name: part.unflatten(-1, shape) if shape else part.squeeze(-1)

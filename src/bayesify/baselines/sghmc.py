@@ -97,7 +97,7 @@ def sghmc(
         learning_rate: Rate $\ell$ at the beginning of a cycle; by default 1 divided by the largest curvature of U / N on the
             first batch.
         friction: Friction a.
-        explore: Share of each cycle, at its start, in which no noise is added and no draws are kept.
+        explore: Initial share of each cycle, in which no noise is added and no draws are kept.
         num_data: Number of examples N; counted by default.
         read_batch: Function that converts an item of the loader to inputs and targets.
         options: Further arguments of `bayesify.fit`: checkpoint, seed, device, progress and others.
@@ -132,8 +132,8 @@ def sghmc(
 
 
 def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
-    """Two results: a copy of the network in which only the weights with the posterior `Point` are trainable, and a dict of these
-    weights by name."""
+    """A copy of the network in which only the weights with the posterior `Point` are trainable, and a dict of these weights by
+    name."""
     if not isinstance(bnn, BayesianNetwork) or not all(isinstance(part, Point) for part in bnn.posteriors):
         raise TypeError("sghmc: the posterior is not Point; make the network with posteriors.Point()")
     if tracking_layers(bnn.network):

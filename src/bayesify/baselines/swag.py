@@ -60,7 +60,7 @@ def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> flo
     """A learning rate of SGD that suits the noise of a likelihood.
 
     The rate shrinks if the variance of the Gaussian noise is below a tenth of the targets' variance `spread`. The rate is then
-    proportional to the noise variance: if this variance halves, the loss becomes twice as steep.
+    proportional to the noise variance, because the loss becomes twice as steep if this variance halves.
     """
     noise = float(likelihood.noise.detach().min()) if isinstance(likelihood, Gaussian) else spread
     return rate * min(1.0, 10 * noise / spread)
@@ -100,7 +100,7 @@ class SWAG(Drawable):
 
     Raises:
         TypeError: If `net` is not a module.
-        ValueError: If `rank` or `scale` is out of range, or the network has no trainable weight.
+        ValueError: If `rank` or `scale` is out of range, or if the network has no trainable weight.
     """
 
     likelihood: Likelihood
@@ -163,7 +163,7 @@ class SWAG(Drawable):
         return self
 
     def variance(self) -> dict[str, Tensor]:
-        """Variance v of all iterates for each weight name, without Bessel's correction."""
+        """For each weight name, the variance v over all iterates, without Bessel's correction."""
         return {name: total / max(1, self.count) for name, total in self.squared_deviations.items()}
 
     @checked
@@ -186,16 +186,16 @@ class SWAG(Drawable):
         """Continue training the copy of the network with a constant learning rate, and collect its iterates.
 
         The loss is the mean negative log-likelihood of a batch plus the penalty of the prior or of the weight decay. Parameters
-        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. If this noise is
-        estimated and no layer is a BatchNorm, `history.findings` warns if the mean of the iterates predicts worse than at first.
+        of the likelihood are trained too; the noise of `Gaussian()` starts at the mean squared residual. If the noise is
+        estimated and no layer is a BatchNorm, `history.findings` warns when the mean of the iterates predicts worse than before.
 
         Args:
             loader: Iterable of batches that can be iterated once per epoch.
             epochs: Number of passes over the data. An iterate is collected at the end of each pass.
-            learning_rate: Learning rate of SGD, so large that the iterates keep moving. The default is `gentle_rate(0.01,
-                likelihood)`, adapted to the targets' unit if the noise of `Gaussian()` is estimated. If iterates at the default
-                rate predict training rows worse than the original network, training starts again at a quarter of the rate, at
-                most four times. If all rows have the weight w, divide the rate by w.
+            learning_rate: Learning rate of SGD; it should be so large that the iterates keep moving. The default is
+                `gentle_rate(0.01, likelihood)`, adapted to the targets' unit if the noise of `Gaussian()` is estimated. If
+                iterates at the default rate predict training rows worse than the original network, training starts again at a
+                quarter of the rate, at most four times. If all rows have the weight w, divide the rate by w.
             momentum: Momentum of SGD.
             prior: Gaussian prior of the weights. It acts as the weight decay `1 / (N std^2)` of each weight.
             weight_decay: Weight decay of SGD, the same for all weights; give either this or a prior.
@@ -328,8 +328,8 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches that contain examples of positive weight; empty if the noise need not be estimated or the loader can
-        be iterated only once."""
+        """The first batches that contain examples of positive weight; empty if the noise need not be estimated, or if the loader
+        can be iterated only once."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
@@ -344,8 +344,7 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _score(self, batches: Iterable[Batch], network: nn.Module | None = None) -> Score | None:
-        """The score of `network` on the batches, or of a copy of this object's network in evaluation mode if `network` is not
-        given."""
+        """The score of `network` on the batches; by default, of a copy of this object's network in evaluation mode."""
         network, totals = network or copy.deepcopy(self.network).eval(), Totals()
         for batch in batches:
             batch = batch.to(self._reference.device)
@@ -404,10 +403,10 @@ class SWAG(Drawable):
             read_batch: Function that converts an item of the loader to inputs and targets.
 
         Returns:
-            The draws. Their `kl` is unknown and NaN.
+            The draws. Their `kl` is NaN, because it is unknown.
 
         Raises:
-            ValueError: If fewer than 2 iterates were collected, or the network has BatchNorm and there is no loader."""
+            ValueError: If fewer than 2 iterates were collected, or if the network has BatchNorm and there is no loader."""
         self._check_collected()
         if tracking_layers(self.network) and loader is None:
             remedy = "give loader=, a loader over training data"
@@ -475,7 +474,7 @@ class SWAG(Drawable):
         """A plain network at the mean of the iterates (SWA, Izmailov et al. 2018), with batch statistics computed from the loader.
 
         Raises:
-            ValueError: If no iterate was collected, or the network has BatchNorm and there is no loader.
+            ValueError: If no iterate was collected, or if the network has BatchNorm and there is no loader.
         """
         self._check_collected(1)
         plain = copy.deepcopy(self.network)
@@ -511,7 +510,7 @@ class SWAG(Drawable):
             )
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """The collected moments: a mapping from each moment's name in files to a mapping from weight names to tensors."""
+        """The collected moments as nested mappings, keyed by the moment's name in files and then by the weight's name."""
         return {"mean": self.mean, "squares": self.squared_deviations, "deviations": self.deviations}
 
     def set_moments(self, count: int, moments: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -610,7 +609,8 @@ def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momen
 
 
 def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
-    """Negative log-likelihood per example, computed from the data term of a batch and divided by the mean example weight."""
+    """Negative log-likelihood per example, computed from `data`, the data term of a batch, and divided by the mean example
+    weight."""
     return -float(data.detach()) / num_data / (float(batch.counts.mean()) or 1.0)
 
 

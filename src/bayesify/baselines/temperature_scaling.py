@@ -44,7 +44,7 @@ class TemperatureScaling(Predictor):
     maximizes the weighted log-likelihood of the validation data.
 
     For one draw, such as a plain network, the negative log-likelihood is convex in 1/T, and dividing the logits by T does not
-    change the most probable class. For one draw, the best c has a closed form, $c = \operatorname{mean} (y - \mu)^2 / v$. The
+    change the most probable class. For one draw, the best c has a closed form, $c = \operatorname{mean} (y - \mu)^2 / v$. This
     mean is weighted by the example weights. For several draws, the logits of each draw are divided by T, which can change the
     most probable class if two classes are nearly equal. The factor c changes the noise but not the disagreement of the draws. For
     several draws, T or c is found by a one-dimensional search that starts at the best point of a grid.
@@ -57,8 +57,8 @@ class TemperatureScaling(Predictor):
     Attributes:
         temperature: The temperature T; 1 before `fit` and for regression.
         variance_scale: The factor c; 1 before `fit` and for classification.
-        method: Default `method` of `predict`: the method given to `fit`. If none was given, it is the model's default, or for
-            `Laplace` `"linearized_mc"`, because a closed form has no draws to scale.
+        method: Default of `method=` in `predict`, which is the method given to `fit`. If `fit` got none, it is the model's
+            default; for `Laplace`, it is `"linearized_mc"`, because a closed form has no draws to scale.
 
     Raises:
         TypeError: If the model is neither a module nor a predictor.
@@ -117,7 +117,7 @@ class TemperatureScaling(Predictor):
             This object.
 
         Raises:
-            ValueError: If the loader has no example of positive weight, or a log-likelihood is not finite.
+            ValueError: If the loader has no example of positive weight, or if a log-likelihood is not finite.
             TypeError: If the model's predictions are not a mixture over draws.
         """
         check_repeatable(loader)
@@ -271,7 +271,7 @@ def _nll(found: list[Judged], temperature: float | Tensor = 1.0, variance_scale:
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
-    """The scale whose logarithm minimizes `loss`: the best point of a grid from MIN_SCALE to MAX_SCALE, refined by bisection on
+    """The scale at whose logarithm `loss` is smallest, found on a grid from MIN_SCALE to MAX_SCALE and refined by bisection on
     the derivative."""
     grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():

@@ -31,9 +31,9 @@ class VOGN(LayerwiseTrainer):
 
     where both averages have Adam's bias correction. At a fixed point, the gradient of the bound with respect to the mean is 0,
     and the precision of each weight is $\delta + \sum_i \mathbb{E}_q g_i^2$ (if $\gamma = 0$). The squared gradients are used
-    instead of the Gauss-Newton diagonal. The two are equal in expectation if the targets are distributed as the likelihood says.
-    For linear regression with noise variance v, let $r_i$ be the residuals at the mean of q and $\Sigma$ the covariance of q:
-    then $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean is the exact posterior mean.
+    instead of the Gauss-Newton diagonal. The squared gradients equal this diagonal in expectation if the targets follow the
+    likelihood. For linear regression with noise variance v, residuals $r_i$ at the mean of q, and covariance $\Sigma$ of q,
+    $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean of q is the exact posterior mean.
 
     This class trains a network with a `MeanField` posterior and is used like an optimizer. The trained network is an ordinary
     Bayesian network:
@@ -56,7 +56,7 @@ class VOGN(LayerwiseTrainer):
         damping: Damping $\gamma$, which makes steps shorter and the posterior narrower.
         num_draws: Number of draws of the weights per step.
         antithetic: Whether draws come in pairs of opposite noise.
-        kl_weight: Factor on the KL. In the steps, N is divided by this factor.
+        kl_weight: Factor on the KL. In the formula of a step, N is divided by this factor.
         point_learning_rate: Learning rate of Adam for all parameters that have no posterior.
 
     Raises:

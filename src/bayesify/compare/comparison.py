@@ -45,7 +45,7 @@ class Comparison:
         methods: Methods in the order in which they ran.
         num_splits: Requested number of splits.
         summary: Ranked methods, with the results of finished runs.
-        unfinished: Names of methods whose runs, or whose training on all rows, Ctrl-C interrupted.
+        unfinished: Names of methods for which Ctrl-C prevented a run, or the training on all rows, from finishing.
         winner: Recommended method, trained on all rows. `None` before this training, or if no method could be trained.
         commands: Commands to type next.
     """

@@ -33,7 +33,7 @@ MAX_WEIGHTS: Mapping[str, int] = {"hmc": 5000}
 
 
 def method_of(name: str) -> Method:
-    """The library's method that has this name in comparisons."""
+    """The library's method with the given name in comparisons."""
     return get_method("point" if name == TEMPERATURE else name)
 
 
@@ -47,7 +47,7 @@ def trains_together(name: str) -> bool:
 
 
 def title_of(name: str) -> str:
-    """The method's name that readers see."""
+    """The display name of a method."""
     known = {"point": "Plain network", TEMPERATURE: "Temperature scaling", AUTO: "bayesify default", **RIVALS}
     return known[name] if name in known else method_of(name).title
 

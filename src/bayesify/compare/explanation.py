@@ -64,13 +64,13 @@ def importance(
     values: np.ndarray,
     seed: int,
 ) -> dict[str, dict[str, float]]:
-    """For each column, the change of the scores when the column is shuffled over the rows (Breiman 2001); the largest loss
-    comes first.
+    """For each column, the change of the scores when the column is shuffled over the rows (Breiman 2001); sorted by `loss`,
+    largest first.
 
     In a regression, `loss` is the relative increase of the CRPS, `error` is the relative increase of the root mean squared
     error, and `coverage` is the increase of the share of targets in 90 % intervals. In a classification, `loss` is the increase
     of the log-loss, `error` is the increase of the share of wrong rows, and `coverage` is the increase of the share of labels
-    in 90 % sets. A column that affects only the noise changes loss and coverage, but not the error.
+    in 90 % sets. A column that affects only the noise changes `loss` and `coverage`, but not `error`.
     """
     generator = np.random.default_rng(seed)
     if len(rows) > MAX_JUDGED_ROWS:

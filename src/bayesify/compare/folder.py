@@ -21,7 +21,8 @@ FORMAT_VERSION = 6
 
 @contextmanager
 def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
-    """Lock the folder and prepare it for runs. Afterwards it holds the data and the settings, and no results of other comparisons.
+    """Lock the folder and prepare it for runs. Afterwards the folder holds the data and the settings, but no results of other
+    comparisons.
 
     Yields:
         Path of the data file that the runs read.
@@ -54,7 +55,7 @@ def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any],
 
 
 def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
-    """Raise `InputError` if the folder has finished runs that must not be overwritten, or that may have other settings."""
+    """Raise `InputError` if the folder has finished runs that must not be overwritten or that may have other settings."""
     finished = len(list((folder / "jobs").glob("*.json")))
     if not finished:
         return

@@ -46,7 +46,8 @@ def find_copies(features: Features) -> np.ndarray | None:
 
 
 def _comparable(features: Features) -> np.ndarray:
-    """All columns in units of their standard deviations, [N, columns]. Different categories, and missing cells, are far apart."""
+    """All columns in units of their standard deviations, [N, columns]. Different categories are far apart; missing cells are far
+    from numbers."""
     numbers = features.numbers
     if not numbers.size:
         return features.codes.astype(np.float64)
@@ -72,8 +73,7 @@ def _pairs_by_chance(scaled: np.ndarray) -> float:
 
 
 def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
-    """Columns that predict the target almost without error on their own, each with the share of the target that it
-    explains.
+    """Columns that alone predict the target almost without error, each with the share of the target that it explains.
 
     For each column, a small tree is trained on half of the rows and predicts the other half. In a regression, the share is the
     explained part of the variance. In a classification, the share is 1 - e / e0, where e is the number of errors of the tree and
@@ -103,7 +103,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of the columns that correlate most strongly with the targets [N], at most `most` names.
+    """Names of up to `most` columns, those that correlate most strongly with the targets [N].
 
     A column that was split into parts, such as a date, has several arrays of numbers, each [N].
     """

@@ -1,5 +1,5 @@
-"""The models of a comparison, trained on the rows of splits: estimators, as by `bayesify fit --method NAME`, and rivals from other
-libraries."""
+"""The models of a comparison, trained on each split: estimators (as `bayesify fit --method NAME` trains them) and rivals from
+other libraries."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -106,7 +106,7 @@ def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) 
 
     $$ p(y | x) = \frac1S \sum_s \mathcal{N}(y; f(x) + r_s, h_s^2), $$
 
-    so that the ends of its central intervals are quantiles of the errors plus f(x), as in conformal intervals (Barber et al.
+    so that the ends of its central intervals are f(x) plus quantiles of the errors, as in conformal intervals (Barber et al.
     2021). If f predicts the target's logarithm, the means are $e^{f(x) + r_s}$ and the standard deviations are $h_s$ times these
     means.
     """
@@ -148,7 +148,7 @@ def _held_out(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _errors(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centers and standard deviations of the Gaussian components in `_distribution`, [S] each: quantiles of the residuals with
+    """Centers [S] and standard deviations [S] of the Gaussian components in `_distribution`: quantiles of the residuals with
     Silverman's bandwidth, plus some wide components."""
     count = min(len(residuals), MAX_RESIDUALS)
     middle = np.quantile(residuals, (np.arange(count) + 0.5) / count)

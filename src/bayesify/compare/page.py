@@ -55,7 +55,8 @@ def _template() -> Template:
 
 
 def render(comparison: Comparison, running: str = "") -> str:
-    """The page of a comparison with at least one finished run. While runs are in progress, `running` is the progress in words."""
+    """The page of a comparison with at least one finished run. While runs are in progress, `running` describes the progress in
+    words."""
     summary, verdict = comparison.summary, comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "likely", "tie"):
@@ -136,8 +137,8 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
 
 
 def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
-    """For each of the most important columns: its name, the width of its bar in the report, and the changes of loss, error and
-    coverage as text."""
+    """For each of the most important columns, as text: its name, the width of its bar, and the changes of loss, error and
+    coverage."""
     found: dict[str, Any] = _first_run(row, comparison, "importance") or {}
     regression = comparison.table.task == "regression"
     most = max((entry["loss"] for entry in found.values()), default=0.0)

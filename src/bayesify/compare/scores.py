@@ -66,8 +66,8 @@ def score_classification(
 ) -> tuple[Scores, dict[str, Any]]:
     """Scores of a classification and the curves of its figures; see `score_regression`.
 
-    For each level, the set consists of the fewest classes whose probabilities add up to the level. `coverage_*` is the
-    share of rows whose label is in this set, and `width_*` is the mean size of the set. `test` and `calibration` are predictions
+    For each level, a row's set consists of the fewest classes whose probabilities add up to the level. `coverage_*` is the share
+    of rows whose label is in this set, and `width_*` is the mean size of the set. `test` and `calibration` are predictions
     [N, C]; `labels` are the true classes of the test rows, and `known` are the true classes of the calibration rows.
     """
     targets = torch.from_numpy(labels)
@@ -115,7 +115,8 @@ def _flat(values: torch.Tensor) -> np.ndarray:
 
 
 def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
-    """For bins of equally many rows, from certain to uncertain: the mean uncertainty, the mean error and the number of rows."""
+    """Mean uncertainty, mean error and number of rows of each bin; bins have equally many rows and run from certain to
+    uncertain."""
     order = np.argsort(uncertainty, kind="stable")
     parts = [part for part in np.array_split(order, min(NUM_BINS, max(1, len(order) // 5))) if len(part)]
     return [
@@ -125,8 +126,8 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Square root of the mean error of the rows that remain after the least certain rows are left out. Value k of the result, for
-    k = 0..NUM_POINTS-1, is computed after the share k / NUM_POINTS of the rows is left out.
+    """Square root of the mean error of the rows that remain after the least certain rows are left out. Entry k of the
+    result (k = 0..NUM_POINTS-1) leaves out the share k / NUM_POINTS of the rows.
 
     Rows with equal uncertainty are left out in random order; the result is the expectation over all such orders.
     """

@@ -1,4 +1,4 @@
-"""The table of a comparison: means and standard errors over splits, ranks, and tests."""
+"""The table of a comparison: ranks, tests, and means and standard errors over splits."""
 
 import itertools
 import math
@@ -34,7 +34,7 @@ def paired_difference(
 
     On row i of split j, the scores differ by $d_{ij} = \delta + b_j + e_{ij}$, where $b_j$ varies with the training run and
     $e_{ij}$ with the row. Let $\sigma_e^2$ be the variance within splits, let $\sigma_b^2$ be the variance of the J means
-    $\bar d_j$ minus $\sigma_e^2 / n_j$, and let N be the number of different rows. Then
+    $\bar d_j$, reduced by $\sigma_e^2 / n_j$, and let N be the number of different rows. Then
 
     $$ t = \frac{\bar d}{\sqrt{(\frac1J + \rho) \sigma_b^2 + \sigma_e^2 / N}}, \qquad \rho = n_\text{test} / n_\text{train}, $$
 
@@ -50,7 +50,7 @@ def paired_difference(
         num_rows: Number N of different rows; several splits may test the same row.
 
     Raises:
-        ValueError: If the two methods have different numbers of splits, or no splits.
+        ValueError: If the two methods have different numbers of splits or no splits.
     """
     if len(first) != len(second) or not first:
         raise ValueError(
@@ -184,8 +184,8 @@ class MethodRow:
 
     @property
     def tied(self) -> bool:
-        """Whether the method is tied with the best method. It is tied if its NLL is within a standard error of the best NLL, if
-        the difference is too small to matter, or if the difference was not tested."""
+        """Whether the method is tied with the best method. A method is tied if its NLL is within a standard error of the best
+        NLL, if the difference is too small to matter, or if `behind` is `None`."""
         return self.behind is None or not (
             self.behind.mean > max(MIN_NAMED_NATS, self.behind.error) or self.clearly_behind
         )
@@ -236,8 +236,8 @@ class Summary:
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
-        """The same entry from a method's run on each split, as a list. `part` and `key` name the entry, such as `"scores"` and
-        `"nll"`."""
+        """The values of one entry in a method's results, as a list with one value per split. `part` and `key` name the entry,
+        such as `"scores"` and `"nll"`."""
         return [self.results[name, split][part].get(key) for split in self.splits]
 
     @cached_property

@@ -60,7 +60,7 @@ class Verdict:
             constant guess. `"untested"`: there was a single split.
         pick: Method to use: the best method or, in a tie, the cheapest of the tied methods whose uncertainty is accurate.
         network: `pick`, if bayesify can fit this method. Otherwise it is the best Bayesian method that is tied with `pick`, or
-            the best network if no Bayesian method is tied; `None` if no network was ranked.
+            the best network if there is no such method; `None` if no network was ranked.
         sentences: Reasons in plain words, each a sentence or two.
         details: Reasons in numbers.
     """
@@ -126,7 +126,7 @@ def why_picked(pick: MethodRow, summary: Summary) -> str:
 
 
 def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
-    """The cheapest method whose stated uncertainty is accurate, or nearly as accurate as that of the most accurate method."""
+    """The cheapest method whose stated uncertainty is accurate, or nearly the most accurate of all."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)
@@ -210,7 +210,7 @@ def _more(nats: float) -> str:
 
 
 def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Sequence[str]) -> list[str]:
-    """Sentences that compare the size of the errors with the errors of a constant guess."""
+    """Sentences that compare a method's errors with the errors of a constant guess."""
     constant = summary.row("constant")
     if summary.task == "regression":
         told = f"The typical error of {words_of(row)} is {significant(row.means['rmse'] or 0.0)}"

@@ -63,7 +63,7 @@ def train_winner(
 
 
 def _scored(row: MethodRow, summary: Summary) -> Scored:
-    """A method's scores in the comparison, under the names that are used for the scores of a stored model."""
+    """A method's scores in the comparison, under the score names of a stored model."""
     regression = summary.task == "regression"
     kinds = {"coverage": "coverage", "width": "width"} if regression else {"coverage": "sets", "width": "size"}
     names = {"rmse": "rmse", "crps": "crps"} if regression else {"accuracy": "accuracy", "nll": "log_loss"}

@@ -67,7 +67,7 @@ class Intervals(Rule):
 
         Raises:
             ValueError: If the targets or groups do not fit the prediction.
-            TypeError: If the prediction is not a prediction of numbers, or lacks a quantity that the score needs.
+            TypeError: If the prediction is not a prediction of numbers, or if it lacks a quantity that the score needs.
         """
         known, targets = as_calibration(prediction, y, self.score)
         by_level = self.score == "quantiles" and isinstance(known, RegressionPredictive)
@@ -79,7 +79,7 @@ class Intervals(Rule):
     def interval(
         self, prediction: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends for new rows, [B, O] each.
+        """Lower and upper ends of the new rows' intervals, [B, O] each.
 
         Args:
             prediction: Prediction of the new rows, in the form that `fit` takes.
@@ -125,9 +125,9 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """For each row and output, the predicted mean and the unit of the score: the standard deviation, or 1 for the score
-    `absolute`. For the score `quantiles`, the results are instead the lower and upper ends of the predictive distribution's own
-    intervals. Both results are [n, O]."""
+    """The predicted mean and the unit of the score for each row and output; the unit is the standard deviation, or 1 for the
+    score `absolute`. For the score `quantiles`, the results are instead the lower and upper ends of the predictive distribution's
+    own intervals. Both results are [n, O]."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
         return first, torch.ones_like(second) if score == "absolute" else second
@@ -137,7 +137,7 @@ def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor
 
 
 def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> Tensor:
-    """Scores of rows whose targets are known, [n, O]."""
+    """Scores [n, O] of rows whose targets are known."""
     if score == "centrality" and isinstance(prediction, RegressionPredictive):
         return prediction.centrality(y)
     first, second = centers(score, prediction, level)
@@ -145,8 +145,8 @@ def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> T
 
 
 def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends of the predictive distribution's own central intervals of level q, [n, O] each. If q is 1 or more, the
-    interval is the whole line."""
+    """Lower and upper ends, [n, O] each, of the predictive distribution's own central intervals of level q. If q is 1 or more,
+    the interval is the whole line."""
     lower, upper = torch.full_like(prediction.mean, -torch.inf), torch.full_like(prediction.mean, torch.inf)
     # Raise the level slightly: an interval of exactly level q would end just below an atom whose centrality is q.
     margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)
@@ -193,7 +193,7 @@ class CrossIntervals:
             This object.
 
         Raises:
-            ValueError: If there are fewer than two models, or the targets do not fit the predictions.
+            ValueError: If there are fewer than two models, or if the targets do not fit the predictions.
         """
         if len(predictions) != len(targets) or len(predictions) < 2:
             raise ValueError(
@@ -206,7 +206,7 @@ class CrossIntervals:
 
     @checked
     def interval(self, predictions: Sequence[Any], level: float = 0.9) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends for new rows, [B, O] each.
+        """Lower and upper ends of the new rows' intervals, [B, O] each.
 
         Args:
             predictions: Each model's prediction of the new rows, in the order of `fit`.
@@ -230,7 +230,7 @@ class CrossIntervals:
         return torch.cat(low), torch.cat(high)
 
     def _ends(self, scores: list[Tensor], new: Sequence[tuple[Tensor, Tensor]], rank: int) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends for a chunk of new rows, each selected from the values [n, B, O] of all calibration rows."""
+        """Lower and upper ends [B, O] for a chunk of new rows; each end is selected from n values, one per calibration row."""
         low, high = [], []
         for score, (a, b) in zip(scores, new, strict=True):
             q = score.unsqueeze(1)  # [n_k, 1, O]

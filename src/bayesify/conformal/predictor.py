@@ -82,10 +82,10 @@ class Conformal(Predictor):
     def interval(
         self, x: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any
     ) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends, [B, O] each; see `Intervals.interval`.
+        """Lower and upper ends of the intervals, [B, O] each; see `Intervals.interval`.
 
         Raises:
-            TypeError: If the model predicts classes, or `fit` was not called.
+            TypeError: If the model predicts classes, or if no rule was given and `fit` was not called.
         """
         if not isinstance(self.rule, Intervals):
             raise TypeError(
@@ -97,10 +97,10 @@ class Conformal(Predictor):
     def sets(
         self, x: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any
     ) -> Tensor:
-        """Whether each class is in the set of each row, booleans [B, C]; see `Sets.sets`.
+        """Whether each class is in each row's set, as booleans [B, C]; see `Sets.sets`.
 
         Raises:
-            TypeError: If the model predicts numbers, or `fit` was not called.
+            TypeError: If the model predicts numbers, or if no rule was given and `fit` was not called.
         """
         if not isinstance(self.rule, Sets):
             raise TypeError(

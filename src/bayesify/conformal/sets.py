@@ -31,10 +31,10 @@ class Sets(Rule):
     For calibration rows as well as new rows, the number u depends only on the seed and on the row's probabilities; see
     `row_numbers`. A row therefore has the same set in any batch, in any thread and at any time.
 
-    **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. Coverage is at most
-    level + 1 / (n + 1) if scores have no ties (as for `adaptive` with `randomized`) and `empty` is allowed. With
-    `groups`, both bounds hold within each group. Labels cannot be groups, because a new row's label is unknown. If
-    there are too few rows for a level, sets contain all classes.
+    **Guarantee.** If calibration rows and new rows are exchangeable, coverage is on average at least the level. Coverage is at
+    most level + 1 / (n + 1) if `empty` is true and scores have no ties (as for `adaptive` with `randomized`). With `groups`, both
+    bounds hold within each group. Labels cannot be groups, because a new row's label is unknown. If there are too few rows for a
+    level, sets contain all classes.
 
     The lower bound holds for every seed, because a score is a fixed function of a row and its label. Rows with equal probabilities
     have the same u and the same set. If many rows are alike, as with a constant classifier, scores have ties and coverage lies
@@ -93,7 +93,7 @@ class Sets(Rule):
 
     @checked
     def sets(self, prediction: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None) -> Tensor:
-        """Whether each class is in the set of each new row: booleans [B, C].
+        """Whether each class is in each new row's set, as booleans [B, C].
 
         Args:
             prediction: Prediction of the new rows, in the form that `fit` takes.
@@ -124,7 +124,7 @@ class Sets(Rule):
 
 
 def row_numbers(probs: Tensor, seed: int) -> Tensor:
-    r"""A number between 0 and 1 for each row, computed from the seed and the row's probabilities, [n].
+    r"""One number between 0 and 1 per row, [n], computed from the seed and the row's probabilities.
 
     The number is the fractional part of $\frac{2^{12}}{\sqrt C} \sum_c a_c \log p_c$, with weights $a_c$ between -1 and 1 drawn
     with the seed. Rows whose log-probabilities differ by 1e-3 have unrelated numbers. The number is not a hash of the
@@ -170,7 +170,7 @@ def credible_sets(probs: Tensor, level: float) -> Tensor:
         level: Probability of a set, strictly between 0 and 1.
 
     Raises:
-        ValueError: If `probs` are not probabilities, or the level is not strictly between 0 and 1.
+        ValueError: If `probs` are not probabilities, or if the level is not strictly between 0 and 1.
     """
     rank_of(level, 1)
     probs = class_probs(probs, "probs")

@@ -13,14 +13,14 @@ from bayesify.arguments.checks import Count, checked, refuse
 
 @checked
 def threshold(scores: Tensor, level: float) -> Tensor:
-    r"""Upper bound on the score of a new row, computed from the calibration scores [n, ...]: [...]. The bound holds with a
+    r"""Upper bound [...] on the score of a new row, computed from the calibration scores [n, ...]. The bound holds with a
     probability of at least `level`.
 
     The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if this rank
-    is above n. A finite threshold therefore needs at least level / (1 - level) rows: 9 for 0.9 and 19 for 0.95. Assume that the n
-    rows and the new row are exchangeable (their order carries no information), and that the model has seen none of them. Then the
-    new score is at most the threshold with a probability of at least `level`. If there are no ties, this probability is at most
-    level + 1 / (n + 1) (Vovk et al. 2005).
+    is above n. A finite threshold therefore needs at least level / (1 - level) rows: 9 rows for level 0.9, and 19 rows for level
+    0.95. Assume that the n rows and the new row are exchangeable (their order carries no information), and that the model has
+    seen none of them. Then the new score is at most the threshold with a probability of at least `level`. If there are no ties,
+    this probability is at most level + 1 / (n + 1) (Vovk et al. 2005).
 
     Args:
         scores: Scores of the calibration rows; a larger score means a worse prediction.
@@ -39,7 +39,7 @@ def threshold(scores: Tensor, level: float) -> Tensor:
 
 @checked
 def enough_rows(rows: Count, level: float) -> bool:
-    """Whether this number of calibration rows gives a finite threshold for the level."""
+    """Whether a number of calibration rows gives a finite threshold for a level."""
     return rank_of(level, rows) <= rows
 
 
@@ -53,7 +53,7 @@ def rank_of(level: float, rows: int) -> int:
 
 
 class Rule:
-    """Base of `Intervals` and `Sets`: calibrates predictions by the scores of calibration rows.
+    """Base of `Intervals` and `Sets`, which calibrate predictions by the scores of calibration rows.
 
     Attributes:
         scores: Scores of the calibration rows, [n, ...], or a function of `level` that returns them; `None` before `fit`.
@@ -64,7 +64,7 @@ class Rule:
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """Threshold of each new row, computed from the calibration rows of its group: [m, ...]. If there are no groups, the
+        """Threshold of each new row, [m, ...], computed from the calibration rows of its group. If there are no groups, the
         result is one threshold, [1, ...]."""
         if self.scores is None:
             raise ValueError(

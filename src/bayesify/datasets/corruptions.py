@@ -37,7 +37,7 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
         Corrupted images, uint8, of the same shape.
 
     Raises:
-        ValueError: If the kind or the severity is unknown, or the images are not uint8 [N, C, H, W].
+        ValueError: If the kind or the severity is unknown, or if the images are not uint8 [N, C, H, W].
     """
     if kind not in SEVERITIES:
         raise ValueError(f"corrupt: kind={kind!r}; give one of {', '.join(SEVERITIES)}")

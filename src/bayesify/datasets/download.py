@@ -62,7 +62,7 @@ def obtain(
         folder: Folder of the file. If given, only this folder is searched, and its file is not verified. By default, the
             folder that `BAYESIFY_DATA` names is searched first, and then the cache.
         make: Function that downloads files into a given folder and returns the arrays. By default nothing is downloaded.
-        check: Function that checks arrays that do not come from `folder`. Cached files that fail it are downloaded again.
+        check: Function that checks arrays that do not come from `folder`. Cached files that fail the check are downloaded again.
 
     Raises:
         FileNotFoundError: If the file is in none of the folders and cannot be downloaded; the message gives the reason.
@@ -201,7 +201,7 @@ def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] 
 
 
 def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
-    """Copy the content of an address into a stream. Raises `OSError` if it is incomplete, or larger than any data set."""
+    """Copy the content of an address into a stream. Raises `OSError` if the content is incomplete or larger than any data set."""
     request = urllib.request.Request(source, headers={"User-Agent": "bayesify"})
     with ExitStack() as stack:
         answer = stack.enter_context(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))

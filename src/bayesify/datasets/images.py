@@ -60,7 +60,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     """Read a set of images.
 
     If `folder` is given, only this folder is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded from its public source
+    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If neither has the set, it is downloaded from its public source
     and kept in the cache. Files in `folder` are not verified; all other files are verified. The verification compares the sha256
     of all values, if the correct sha256 is known.
 
@@ -71,9 +71,9 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
         download: Whether to download a set that is in none of the searched folders.
 
     Raises:
-        ValueError: If the name is unknown, or the file does not hold the expected data.
+        ValueError: If the name is unknown, or if the file does not hold the expected data.
         FileNotFoundError: If the set is in none of the folders and cannot be downloaded.
-        ImportError: If SVHN must be downloaded, and scipy, which reads its files, is missing.
+        ImportError: If SVHN must be downloaded but scipy, which reads its files, is missing.
     """
     if name not in FILES:
         raise ValueError(f"images: name={name!r}; give one of {', '.join(FILES)}")
@@ -90,7 +90,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
 
 
 def check_images(owner: str, images: np.ndarray, square: bool = False) -> None:
-    """Raise `ValueError` unless the arrays are images [N, C, H, W], which must be square if `square` is true."""
+    """Raise `ValueError` unless the array holds uint8 images [N, C, H, W], or [N, C, H, H] if `square` is true."""
     if images.ndim != 4 or images.dtype != np.uint8 or (square and images.shape[2] != images.shape[3]):
         wanted = "[N, C, H, H]" if square else "[N, C, H, W]"
         raise ValueError(f"{owner}: images are {images.dtype}{list(images.shape)}; give uint8 {wanted}")

@@ -27,7 +27,7 @@ def rotate(images: np.ndarray, degrees: float) -> np.ndarray:
         Rotated images, uint8, of the same shape.
 
     Raises:
-        ValueError: If the images are not uint8 [N, C, H, H], or the angle is not finite.
+        ValueError: If the images are not uint8 [N, C, H, H], or if the angle is not finite.
     """
     check_images("rotate", images, square=True)
     if degrees % 90 == 0:

@@ -67,7 +67,7 @@ class Classification:
 
     @checked
     def grid(self, side: Count = 60) -> Tensor:
-        """Points of a regular lattice over the box, row by row from below: [side^2, 2]."""
+        """Points [side^2, 2] of a regular lattice over the box, row by row from the bottom."""
         left, right, lower, upper = self.box
         second, first = torch.meshgrid(
             torch.linspace(lower, upper, side), torch.linspace(left, right, side), indexing="ij"
@@ -230,7 +230,7 @@ def linear(
         seed: Seed of the data.
 
     Raises:
-        ValueError: If a count is below 1, or `prior_std` or `noise` is not positive.
+        ValueError: If a count is below 1, or if `prior_std` or `noise` is not positive.
     """
     generator = torch.Generator().manual_seed(seed)
     weight = prior_std * torch.randn(num_features, generator=generator)
@@ -259,7 +259,7 @@ def linear_posterior(x: Tensor, y: Tensor, prior_std: Positive | Tensor, noise: 
         The posterior in float64, regardless of the types of x and y.
 
     Raises:
-        ValueError: If the shapes do not match, or `prior_std` or `noise` is not positive.
+        ValueError: If the shapes do not match, or if `prior_std` or `noise` is not positive.
     """
     if x.ndim != 2 or y.numel() != x.shape[0]:
         raise ValueError(

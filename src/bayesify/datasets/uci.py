@@ -39,7 +39,7 @@ class Split:
         """A split in which a random share of the training rows becomes validation rows.
 
         Raises:
-            ValueError: If no row would be left for training, or none would be set aside.
+            ValueError: If no row would be left for training, or if no row would be set aside.
         """
         count = round(share * len(self.train))
         if not 0 < count < len(self.train):
@@ -83,7 +83,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     """Read a UCI data set.
 
     If `folder` is given, only this folder is searched. Otherwise, the folder that `BAYESIFY_DATA` names and the cache
-    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If the set is in neither, it is downloaded and kept in the cache.
+    (`BAYESIFY_CACHE`, or the user's cache folder) are searched. If neither has the set, it is downloaded and kept in the cache.
     Files in `folder` are not verified; all other files are verified by the sha256 of all values.
 
     Regressions have two kinds of splits: the 20 splits of Hernández-Lobato & Adams (2015) into 90 % and 10 % of the rows (5
@@ -96,7 +96,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
         download: Whether to download a set that is in none of the searched folders.
 
     Raises:
-        ValueError: If the name is unknown, or the file does not hold the expected data.
+        ValueError: If the name is unknown, or if the file does not hold the expected data.
         FileNotFoundError: If the set is in none of the folders and cannot be downloaded.
     """
     short = {file: key for key, file in REGRESSION.items()}.get(name, name)

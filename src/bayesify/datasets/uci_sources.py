@@ -33,7 +33,8 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
-    """The sha256 of several arrays, sorted by name. For each array, the hash covers the name and then the entries in C order."""
+    """One sha256 of several arrays, in the order of their names. For each array, the hash covers the name and then the entries in
+    C order."""
     entries = (key.encode() + np.ascontiguousarray(arrays[key]).tobytes() for key in sorted(arrays))
     return hashlib.sha256(b"".join(entries)).hexdigest()
 
@@ -62,8 +63,8 @@ def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
-    """Inputs and labels of `"eeg"` (an ARFF file with the label in the last column), `"letter"` (with the letter in the first
-    column) or `"magic"` (with `g` or `h` in the last column)."""
+    """Inputs and labels of a set; the label is the last column in `"eeg"` (an ARFF file) and `"magic"` (`g` or `h`), and the
+    first column in `"letter"` (a letter)."""
     lines = [line.strip() for line in text.splitlines()]
     rows = [line.split(",") for line in lines if line and not line.startswith(("@", "%"))]
     columns = TABLE_SHAPES[name][1] + 1

@@ -1,5 +1,5 @@
-"""Layers of a deep Gaussian process. A layer consists of a kernel, a distribution q over its values at inducing inputs, and a
-Gaussian process conditioned on these values."""
+"""Layers of a deep Gaussian process. A layer consists of a kernel, a distribution q over the layer's values at inducing inputs,
+and a Gaussian process conditioned on these values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Stationary(nn.Module):
     $\kappa$ is the squared exponential $\exp(-r^2 / 2)$, or Matern of order 1/2, 3/2 or 5/2; see `KERNELS` for the names.
     By default, lengthscales start at $\sqrt D$, the typical distance between standardized inputs.
 
-    Stored parameters: `raw_lengthscale`, [D], and `raw_amplitude`, [], which softplus maps to positive values.
+    Stored parameters, which softplus maps to positive values: `raw_lengthscale` [D] and `raw_amplitude` [].
     """
 
     def __init__(self, name: str, num_inputs: int, lengthscale: float | None = None, amplitude: float = 1.0) -> None:
@@ -67,8 +67,8 @@ class Stationary(nn.Module):
 class Linear(nn.Module):
     r"""Linear kernel $k(x, x') = b^2 + \sum_d s_d^2 x_d x'_d$: Bayesian linear regression on the layer's inputs.
 
-    Stored parameters: `raw_scale`, [D], and `raw_bias`, [], which softplus maps to positive values. `amplitude` is the initial
-    value of b. It is also the initial standard deviation of the linear part at a typical standardized input.
+    Stored parameters, which softplus maps to positive values: `raw_scale` [D] and `raw_bias` []. `amplitude` is the initial value
+    of b. It is also the initial standard deviation of the linear part at a typical standardized input.
     """
 
     name = "linear"
@@ -117,7 +117,7 @@ class Conditional:
         layer: The layer whose kernel k is used.
         inputs: Inducing inputs U, [S, M, D], or [1, M, D] if all draws share them.
         weights: Weights w, [S, M, O] or [1, M, O].
-        reduction: Matrices G, [S, O, M, M]; S or O is 1 if draws or outputs share them.
+        reduction: Matrices G, [S, O, M, M]; S is 1 if draws share them, and O is 1 if outputs share them.
     """
 
     layer: Layer
@@ -171,7 +171,7 @@ class Layer(nn.Module):
         return 0.0 if self.skip_matrix is None else x @ self.skip_matrix.to(x.dtype)
 
     def covariance(self, inputs: Tensor, jitter: bool = True) -> Tensor:
-        """K at inducing inputs [..., M, D], with the jitter on its diagonal: [..., M, M]."""
+        """Kernel matrix K [..., M, M] at inducing inputs [..., M, D], with the jitter on its diagonal."""
         kernel: Tensor = self.kernel(inputs, inputs)
         if not jitter:
             return kernel
@@ -192,7 +192,7 @@ class Layer(nn.Module):
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Add remedies for a deep Gaussian process to the error of a factorization."""
+        """Replace the remedies in a factorization's error by remedies for a deep Gaussian process."""
         try:
             yield
         except ValueError as error:
@@ -203,8 +203,8 @@ class Layer(nn.Module):
 
 
 class GlobalLayer(Layer):
-    r"""A layer whose inducing inputs are the previous layer's values at that layer's own inducing inputs (Ober & Aitchison 2021,
-    eq. 22).
+    r"""A layer whose inducing inputs are the previous layer's values at the previous layer's inducing inputs (Ober & Aitchison
+    2021, eq. 22).
 
     $$ q(u | U_{l-1}) \propto \mathcal{N}(u; 0, K)\, \mathcal{N}(V; u, \Lambda^{-1}), \qquad K = K(U_{l-1}), $$
 
@@ -239,7 +239,7 @@ class GlobalLayer(Layer):
         self.log_precision = nn.Parameter(precision.log())
 
     def condition(self, inputs: Tensor) -> tuple[Conditional, Tensor]:
-        """Two results: the process, with its values at the inducing inputs integrated out; and the KL of these values.
+        """The process, with its values at the inducing inputs integrated out; and the KL of these values.
 
         Args:
             inputs: Values U of the previous layer at its inducing inputs, [S, M, D] or [1, M, D].
@@ -296,9 +296,9 @@ class LocalLayer(Layer):
     and $L L^\top = K(Z)$. With v integrated out, the process has $w = L^{-\top} m$ and $G_o = L^{-\top} (I - C_o
     C_o^\top) L^{-1}$ (see `Conditional`).
 
-    Stored parameters besides the kernel's: `inducing_inputs` (Z), `mean_value` (m), `raw_diagonal` and `lower`. The
-    last two give $C = \operatorname{diag}(c)(I + N)$: softplus maps `raw_diagonal` to c, and `lower` contains the
-    entries of N, row by row.
+    Stored parameters besides the kernel's: `inducing_inputs` (Z), `mean_value` (m), `raw_diagonal` and `lower`. `raw_diagonal`
+    and `lower` give $C = \operatorname{diag}(c)(I + N)$: softplus maps `raw_diagonal` to c, and `lower` contains the entries of
+    N, row by row.
 
     Shapes:
         inducing_inputs: [M, D]; mean_value: [M, O]; raw_diagonal: [O, M]; lower: [O, M (M - 1) / 2].
@@ -340,7 +340,7 @@ class LocalLayer(Layer):
         return relative_tril(widened(self.lower), widened(self.raw_diagonal))
 
     def condition(self) -> tuple[Conditional, Tensor]:
-        """Two results: the process, with q(v) integrated out; and the KL of q(v), [1]."""
+        """The process, with q(v) integrated out; and the KL of q(v), [1]."""
         inputs = widened(self.inducing_inputs).unsqueeze(0)
         _, inverse = self.factorize(self.covariance(inputs))
         factor, mean = self.scale_tril(), widened(self.mean_value)

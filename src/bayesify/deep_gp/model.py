@@ -36,7 +36,8 @@ from bayesify.training.history import History
 
 
 class ProcessPredictive(RegressionPredictive):
-    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$ with $\mu$ and v [S, B, O], and the noise a scalar or [O].
+    r"""$p(y) = \frac1S \sum_s \mathcal{N}(y; \mu_s, v_s + \text{noise})$, where $\mu$ and v are [S, B, O] and the noise is a
+    scalar or [O].
 
     $\mu_s$ and $v_s$ are the mean and the variance of f given draw s of the previous layers. With one layer there is nothing to
     draw.
@@ -71,21 +72,21 @@ DEFAULT_BATCH_SIZE = 256
 
 @register_predictor
 class DeepGP(nn.Module, Predictor, Trainable):
-    r"""A deep Gaussian process, a composition of Gaussian processes $f = f_L \circ \dots \circ f_1$.
+    r"""A deep Gaussian process: a composition of Gaussian processes $f = f_L \circ \dots \circ f_1$.
 
     Each output of layer l has the prior $\mathcal{GP}(\text{skip}_l, k_l)$; outputs of a layer share its kernel.
 
     `inducing="global"` (Ober & Aitchison 2021): only the inducing inputs $U_0$ of the first layer are learned. The
-    values $U_l$ at the inducing inputs are drawn layer by layer from $q(U_l | U_{l-1})$. This is the posterior of a
-    regression from the drawn $U_{l-1}$ onto learned pseudo-outputs (see `GlobalLayer`). $U_l$ are then the inducing
-    inputs of the next layer, so that the posteriors of the layers depend on each other. The last layer's posterior is optimal if
-    $U_0$ contains the training inputs, the pseudo-outputs V are their targets, and $\Lambda$ is the precision of the noise.
+    values $U_l$ at the inducing inputs are drawn layer by layer from $q(U_l | U_{l-1})$. This q is the posterior of a regression
+    from the drawn $U_{l-1}$ onto learned pseudo-outputs (see `GlobalLayer`). $U_l$ are then the inducing inputs of the next
+    layer, so that the posteriors of the layers depend on each other. The last layer's posterior is optimal if $U_0$ contains the
+    training inputs, the pseudo-outputs V are their targets, and $\Lambda$ is the precision of the noise.
 
     `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has its own inducing inputs and its own posterior (see
     `LocalLayer`).
 
-    In both cases, the hidden layers' values at the data are drawn given the inducing values, independently for each
-    example. The last layer's values are integrated out. The bound is
+    With both kinds of inducing points, the hidden layers' values at the data are drawn given the inducing values, independently
+    for each example. The last layer's values are integrated out. The bound is
 
     $$ \mathrm{ELBO} = \frac1S \sum_s \Bigl[ \frac NB \sum_b \mathbb{E}_{q(f_b | s)} \log p(y_b | f_b)
        - \sum_l \mathrm{KL}_{l,s} \Bigr], $$
@@ -110,8 +111,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
         likelihood: Likelihood p(y | f), as an instance, a name or a plain dict; `Gaussian(noise=0.1)` by default. It is
             copied.
         skip: Whether a hidden layer's prior mean is its input instead of 0. If the layer has fewer outputs than inputs, the mean is
-            the projection of the input on its first principal axes. If it has more, the mean is the input padded with
-            zeros. At the start of training, hidden layers compute approximately this mean.
+            the projection of the input on its first principal axes. If the layer has more outputs than inputs, the mean is the
+            input padded with zeros. At the start of training, hidden layers compute approximately this mean.
         lengthscale: Initial value of all lengthscales; $\sqrt D$ by default.
         jitter: Jitter that is added to the diagonal of each kernel matrix, as a share of the diagonal's mean.
         seed: Seed of k-means.
@@ -195,8 +196,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def conditionals(self, num_draws: int, generator: Randomness = None) -> tuple[list[Conditional], Tensor]:
-        """Two results: every layer's process, given S draws of the previous layers' values at the inducing inputs; and the KL of
-        each draw.
+        """Every layer's process, given S draws of the previous layers' values at the inducing inputs; and the KL of each draw.
 
         With global inducing points, hidden layers are conditioned on their drawn values, and the last layer's values are integrated
         out. With local inducing points, the values of all layers are integrated out. If a parameter is not finite, a `ValueError`
@@ -226,7 +226,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def propagate(
         self, parts: Sequence[Conditional], x: Tensor, num_draws: int, generator: Randomness = None
     ) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f at inputs [B, D], given draws of the hidden layers' values at these inputs: [S, B, O] each.
+        """Mean and variance of f, [S, B, O] each, at inputs [B, D], given draws of the hidden layers' values at these inputs.
 
         Args:
             parts: Conditionals of the layers; see `conditionals`.
@@ -350,7 +350,7 @@ class DeepGP(nn.Module, Predictor, Trainable):
     def terms(
         self, batch: Batch, *, phase: Phase, num_data: int, num_draws: int, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The terms of `elbo` for a batch of `fit`, each [S]."""
+        """The two terms of `elbo` for a batch of `fit`, each [S]."""
         return self.elbo_terms(
             batch.x, batch.y, num_data=num_data, num_draws=num_draws, example_weights=batch.weights, generator=generator
         )

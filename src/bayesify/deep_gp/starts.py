@@ -1,4 +1,4 @@
-"""Starting values of a deep Gaussian process: centers of the data, mean targets around them, and the skip functions."""
+"""Starting values of a deep Gaussian process: centers of the data, mean targets around the centers, and skip functions."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ MAX_DISTANCES_AT_ONCE = 2**24
 
 
 def choose_centers(x: Tensor, count: int, seed: int) -> Tensor:
-    """Centers of k-means over the rows of x [N, D], or the rows themselves if there are at most `count`: [M, D].
+    """Centers [M, D] of k-means over the rows of x [N, D]; the rows themselves if N is at most `count`.
 
     The centers start at some of the rows. Each row is chosen with a probability proportional to its squared distance
     from the nearest row chosen before (Arthur & Vassilvitskii 2007). A center that loses all its rows does not move.
@@ -59,8 +59,8 @@ def nearest_center(x: Tensor, centers: Tensor) -> Tensor:
 
 
 def around_centers(x: Tensor, targets: Tensor, centers: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean target of the rows nearest to each center, [M, O], and the number of these rows, [M]. A center without rows
-    gets the mean 0."""
+    """Mean target [M, O] of the rows nearest to each center, and the number [M] of these rows. A center without rows gets the
+    mean 0."""
     owner = nearest_center(x, centers)
     sums = torch.zeros(len(centers), targets.shape[-1], dtype=torch.float64, device=x.device)
     sums.index_add_(0, owner, targets.double())

@@ -1,1 +1,1 @@
-"""The demonstration: every method on toy problems, and its report."""
+"""The demonstration, which runs the methods on toy problems and reports the results."""

@@ -1,4 +1,4 @@
-"""Stored exact answers to the demonstration's problems, and distances of methods from them.
+"""Stored exact answers to the demonstration's problems, and the distances of methods from these answers.
 
 The contents of `exact.npz` come from long chains of microcanonical sampling, with the network, prior and likelihood of the
 demonstration and with seed 0. `python -m benchmarks.truth_demo` makes the file again.

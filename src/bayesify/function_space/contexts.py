@@ -1,4 +1,4 @@
-"""Context inputs, at which the KL compares the variational process with the prior over functions. Each step draws them anew."""
+"""Context inputs, at which the KL compares the variational process with the prior over functions. Each step draws new inputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -48,9 +48,9 @@ class Box(Context):
 
     Args:
         low: Lower end: a number for all features, or a tensor with the shape of one input. If `low` and `high` are not given, the
-            box depends on the training batch. For images [B, C, H, W] it has one range for all pixels: 0 to 1, or wider if a
-            pixel lies outside this range. For vectors and sequences it has the range of each feature over the batch, extended on
-            every side by `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
+            box depends on the training batch. For images [B, C, H, W] the box has one range for all pixels: 0 to 1, or wider if a
+            pixel lies outside this range. For vectors and sequences the box has the range of each feature over the batch,
+            extended on every side by `DEFAULT_WIDTHS` times this range. Features that do not vary stay constant.
         high: Upper end of the box, in the same form as `low`.
         n: Number of inputs.
 
@@ -130,8 +130,8 @@ class Box(Context):
         return low - DEFAULT_WIDTHS * (high - low), (1 + 2 * DEFAULT_WIDTHS) * (high - low)
 
     def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower end and width on the inputs' device. They are cached, because a copy to the device cannot be captured
-        in a CUDA graph."""
+        """Lower end and width on the inputs' device. Both are cached, because a copy to the device cannot be captured in a CUDA
+        graph."""
         key = (like.device, like.dtype)
         if key not in self._kept:
             self._kept[key] = (self.low.to(like), (self.high - self.low).to(like))
@@ -214,7 +214,7 @@ class DatasetContext(StoredContext):
     Args:
         source: A tensor of inputs, or a loader. The first `keep` inputs of a loader are read on first use and kept in memory.
         n: Number of inputs per draw.
-        keep: Number of inputs of a loader to keep.
+        keep: Number of inputs to keep from a loader.
 
     Raises:
         ValueError: If a count is below 1.
@@ -230,7 +230,7 @@ class NoisyContext(StoredContext):
         source: Training inputs: a tensor [N, ...] or a loader.
         std: Standard deviation of the noise.
         n: Number of inputs per draw.
-        keep: Number of inputs of a loader to keep.
+        keep: Number of inputs to keep from a loader.
 
     Raises:
         ValueError: If a count is below 1 or `std` is not positive.

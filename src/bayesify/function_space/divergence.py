@@ -1,4 +1,4 @@
-"""KL divergences between Gaussians over function values, and their capture as CUDA graphs."""
+"""KL divergences between Gaussians over function values, and the capture of these divergences as CUDA graphs."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -124,7 +124,7 @@ class DivergenceCapture:
 
     The graph holds the value and the gradient in its own memory, and results are copied out. The graph may therefore be replayed
     before the backward pass of an earlier replay has run. A function that waits for the device, for example because a size
-    depends on values, is called without a graph. A new graph is captured if buffers or frozen parameters move in memory, or a
+    depends on values, is called without a graph. A new graph is captured if buffers or frozen parameters move in memory, or if a
     module changes its mode.
     """
 

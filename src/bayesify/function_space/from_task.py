@@ -22,8 +22,8 @@ def fit_function_space(
     """Train a mean-field network with context inputs in a box around the training inputs (see `box_around`).
 
     The learning rate follows half a cosine down to 0. With a constant rate of 0.01, the network underfitted: on the
-    first split, the RMSE was 5.4 instead of 1.2 on yacht and 7.1 instead of 6.1 on concrete. A larger constant rate was
-    too noisy at the end.
+    first split, the RMSE was 5.4 instead of 1.2 on yacht and 7.1 instead of 6.1 on concrete. With a larger constant rate,
+    training was still too noisy at the end.
     """
     bnn = bayesianize(task.net, MeanField(init_std=init_std), likelihood=task.likelihood, prior=task.prior)
     model = FunctionSpaceVI(bnn, 0.0, prior_variance, box_around(task, widths, points))

@@ -21,13 +21,13 @@ def output_covariance(
     jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
 ) -> Tensor:
     r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$, summed over layers. For K vectors and B examples, J has K B rows.
-    Each row is the gradient, with respect to the weights, of one vector's product with one example's outputs.
+    Each row is the gradient of one vector's product with one example's outputs, with respect to the weights.
 
     For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$, where a are the layer's inputs
-    and g are the gradients at its outputs. For a linear layer applied at several positions, and for convolutions, it is
-    $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for a few of the layer's outputs at a time. For the other kinds
-    of covariance, the entries are products of the same sums. The result is differentiable with respect to all arguments. If the
-    work is split into pieces, intermediate results are recomputed in the backward pass to save memory.
+    and g are the gradients at its outputs. For a linear layer applied at several positions, and for convolutions, the diagonal is
+    $\sum_{ij} \sigma^2_{ij} (\sum_t g_{ti} a_{tj})^2$, computed for a few of the layer's outputs at a time. For covariances other
+    than the diagonal, the entries are products of the same sums. The result is differentiable with respect to all arguments. If
+    the work is split into pieces, intermediate results are recomputed in the backward pass to save memory.
 
     `kind` selects the result. `"diagonal"` gives variances [K, B]. `"full"` gives covariances between examples, [K, B, B].
     `"example"` gives covariances between vectors, [B, K, K]. `"joint"` gives covariances between all pairs, ordered by example
@@ -55,7 +55,7 @@ def _of_weight(gradients: Gradients, name: str, variance: Tensor, kind: Covarian
 
 
 def _of_dense(gradients: Gradients, name: str, variance: Tensor, kind: Covariance, memory: int) -> Iterator[Tensor]:
-    """Terms of the sum in `output_covariance`, from gradients with respect to every entry of a weight. This function is
+    """Terms of the sum in `output_covariance`, computed from gradients with respect to every entry of a weight. This function is
     used for small weights, for weights that several layers use, and for layers that no faster function supports."""
     flat, calls = variance.flatten(), gradients.calls(name)
     if not calls:

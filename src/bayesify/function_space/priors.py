@@ -51,14 +51,14 @@ class FunctionPrior(ABC):
 
 
 class Constant(FunctionPrior):
-    """A constant mean and variance. Function values are independent between inputs and outputs (the paper's choice).
+    """A constant mean and variance. Values of different outputs or at different inputs are independent (the paper's choice).
 
     Args:
         mean: Mean of the function values: a number, or one per output.
         variance: Variance of the function values: a number, or one per output.
 
     Raises:
-        ValueError: If a variance is not positive, or a value is not finite.
+        ValueError: If a variance is not positive, or if a value is not finite.
     """
 
     name = "constant"
@@ -89,8 +89,8 @@ class Constant(FunctionPrior):
         return mean, torch.diag_embed(variance.T if kind == "full" else variance.flatten())
 
     def _on_device(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance on the outputs' device. They are cached, because a copy to the device cannot be captured in
-        a CUDA graph."""
+        """Mean and variance on the outputs' device. Both are cached, because a copy to the device cannot be captured in a CUDA
+        graph."""
         key = (outputs.device, outputs.dtype)
         if key not in self._kept:
             self._kept[key] = (self.mean.to(outputs), self.variance.to(outputs))
@@ -102,7 +102,7 @@ class Constant(FunctionPrior):
 
 
 class GaussianProcess(FunctionPrior):
-    """A Gaussian process with any kernel, independent between outputs.
+    """A Gaussian process with any kernel; its outputs are independent.
 
     Args:
         kernel: Function that takes inputs [B, ...] and inputs [C, ...] and returns covariances [B, C], or [O, B, C] if
@@ -203,7 +203,7 @@ class NeuralTangent(FunctionPrior):
         return mean, found.T if kind == "diagonal" else found
 
     def _follow(self, outputs: Tensor) -> None:
-        """Move the stored tensors to the device of `outputs`, and convert those in float32 or float64 to the dtype of
+        """Move the stored tensors to the device of `outputs`, and convert float32 and float64 tensors to the dtype of
         `outputs`."""
         for kept in (self._values, self._points, self._variances):
             for name, value in kept.items():

@@ -55,12 +55,12 @@ class FunctionSpaceVI(Drawable, Trainable):
        - \mathrm{KL}\bigl(\tilde q(f_X) \,\|\, p(f_X)\bigr), \qquad
        \tilde q(f_X) = \mathcal{N}\bigl(f(X; m),\ J_m(X) \operatorname{diag}(s^2) J_m(X)^\top\bigr) $$
 
-    The likelihood term is a Monte Carlo estimate that uses the network itself, not its linearization. It is scaled from
-    the batch to the dataset. The KL term is not scaled. It is computed for the network linearized around the means m,
-    at context inputs X that are drawn anew in each step. Uncertainty grows where there are context inputs but no data.
-    The KL is finite only if the covariance of $\tilde q(f_X)$ has full rank. Otherwise, `"full"` and `"joint"` add a relative
-    jitter to both covariances (see `divergence.dense_kl`). `"full"` and `"joint"` raise an error if there are more function
-    values than weights and no `jitter` is given.
+    The likelihood term is a Monte Carlo estimate that uses the network itself, not its linearization. This term is scaled from
+    the batch to the dataset. The KL term is not scaled. The KL is computed for the network linearized around the means m, at
+    context inputs X that are drawn anew in each step. Uncertainty grows where there are context inputs but no data. The KL is
+    finite only if the covariance of $\tilde q(f_X)$ has full rank. Otherwise, `"full"` and `"joint"` add a relative jitter to
+    both covariances (see `divergence.dense_kl`). `"full"` and `"joint"` raise an error if there are more function values than
+    weights and no `jitter` is given.
 
     Args:
         bnn: A Bayesian network with the posterior `MeanField` or `KTied`. It is trained in place, in its current mode
@@ -71,13 +71,13 @@ class FunctionSpaceVI(Drawable, Trainable):
             standard deviation of the targets.
         context: Distribution of the inputs at which functions are compared; by default a `Box()`. For images, the
             default box has pixels from 0 to 1, or a wider range if a pixel of the training batch lies outside this range.
-            For other inputs, it has the range of each feature in the training batch, with a margin.
+            For other inputs, the default box has the range of each feature in the training batch, with a margin.
         covariance: Covariances in the KL: `"diagonal"` uses only variances, as the paper does; `"full"` uses covariances between
             context inputs for each output; `"joint"` also uses covariances between outputs.
         prior: A prior over functions (`GaussianProcess`, `NeuralTangent`) that replaces `prior_mean` and `prior_variance`.
-        layers: `"all"`, or `"last"` to linearize only the last layer's weights. With `"last"`, the KL does not act on
-            the other layers' standard deviations, so the likelihood alone shrinks them. In this case put a posterior on
-            the last layer only, or use `"all"`.
+        layers: Weights in which the network is linearized: `"all"`, or `"last"` for the last layer's weights only. With `"last"`,
+            the KL does not act on the other layers' standard deviations, so the likelihood alone shrinks them. To avoid this, put
+            a posterior on the last layer only, or use `"all"`.
         jitter: Share of the mean variance that is added to the covariances' diagonals in `"full"` and `"joint"`. By default, a
             share is added only if a covariance does not have full rank.
         memory: Memory budget of the linearization: bytes, or a string such as `"1GiB"`. The default is an eighth of the GPU's
@@ -248,8 +248,8 @@ class FunctionSpaceVI(Drawable, Trainable):
             context_inputs: Inputs of the network.
 
         Raises:
-            ValueError: If the inputs do not fit, if the KL is not finite, or if there are more function values than
-                weights in `"full"` or `"joint"` and no jitter is given.
+            ValueError: If the inputs do not fit, if the KL is not finite, or if `"full"` or `"joint"` has more function values
+                than weights and no jitter is given.
         """
         args, kwargs = checked_inputs(context_inputs)
         try:
@@ -282,8 +282,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """Two results: a function that computes the KL from inputs and a list of tensors, and this list, which contains all
-        tensors that need gradients."""
+        """A function that computes the KL from inputs and a list of tensors, and this list, which contains all tensors that need
+        gradients."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 
