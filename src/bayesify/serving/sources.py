@@ -139,12 +139,12 @@ class Parts:
 def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None) -> Parts:
     """Read a table in parts. Together, the parts are equal to the result of `read_table`.
 
-    Encoding, separator and style of numbers are detected from the whole file. A CSV file is read several times, and a Parquet
-    file is read by row groups. Only one part is therefore in memory at a time. Other files are read as a whole. No file is
-    written.
+    Encoding, separator and style of numbers are detected from the whole file. A CSV file is read several times, part by part, and
+    a Parquet file is read by row groups. So only one part of such a file is in memory at a time. Other files are read as a whole.
+    No file is written.
 
     Raises:
-        InputError: In the same cases as `read_table`, with the same messages, and if the file changes while it is read.
+        InputError: If `read_table` would raise it, or if the file changes while it is read.
     """
     reading = reading or Reading()
     if path.is_file() and path.stat().st_size > MAX_WHOLE_BYTES:

@@ -21,7 +21,7 @@ Missing = Annotated[str, typer.Option(help="Texts that stand for empty cells, se
 
 
 def plain(text: object) -> str:
-    r"""The text with control and hidden characters, such as escapes and direction marks, written as `\x1b` etc."""
+    r"""The text, with control and hidden characters (such as direction marks) replaced by escapes such as `\x1b`."""
     shown = (sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in str(text))
     return "".join(shown)
 
@@ -45,5 +45,5 @@ def need(command: str, *modules: str, extra: str) -> None:
 
 
 def names_of(text: str) -> list[str]:
-    """The names that an option's text lists, separated by commas."""
+    """The comma-separated names in an option's text."""
     return [name.strip() for name in text.split(",") if name.strip()]

@@ -34,7 +34,7 @@ def like_training(about: About, reading: Reading) -> Reading:
 
 
 def _only_text(label: str) -> bool:
-    """Whether a class must have been a text in the training rows, such as `north` or `007`, and not a number or a truth value."""
+    """Whether the label of a class, such as `north` or `007`, cannot come from a number or a truth value in the training rows."""
     return label_of(float(label)) != label if is_number(label) else label not in ("True", "False")
 
 
@@ -48,7 +48,7 @@ def update_table(
     keep_rows: bool = False,
     verbose: bool = False,
 ) -> ModelFolder:
-    """Train a folder's method again on the old rows and new rows from a table, with the folder's target, columns and seed.
+    """Train a folder's method again on the old rows and on new rows from a table, with the folder's target, columns and seed.
 
     The result is equal to the model that `fit_table` trains on all rows. New texts and new classes are allowed. The folder itself
     is not changed; `ModelFolder.write` replaces its contents later.
@@ -65,8 +65,8 @@ def update_table(
         verbose: Whether to show progress.
 
     Raises:
-        InputError: If the folder cannot be read, if the table lacks the folder's rows, its target or a column, or if the table's
-            columns contain other kinds of cells than in training.
+        InputError: If the folder cannot be read, if the table must begin with the training rows but does not, if the table lacks
+            the target or another column, or if a column contains other kinds of cells than in training.
     """
     model = ModelFolder.read(folder)
     about, kept = model.about, unpack_rows(model.rows) if model.rows else None

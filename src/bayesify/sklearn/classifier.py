@@ -24,7 +24,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     the step that predicts its held-out rows best; see [the page](../scikit-learn.md). The columns of a pandas frame may contain
     numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs are scaled with the statistics of
     the training rows. Everything runs on the CPU. Named methods (every `method` except `"auto"`) use float64. A row of weight k
-    counts as k copies of the row. If the rows fit into one batch, the weighted row and the copies give bitwise equal results.
+    counts as k copies of the row. If all rows fit into one batch, the weighted row and its k copies give bitwise equal results.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
@@ -34,8 +34,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             for more than 1,500 rows. For named methods, the default is (50,).
         activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (SiLU for half of the units, ReLU for the
             others). The default is `"silu"`, or `"tanh"` for named methods.
-        network: Your own network, which replaces `hidden`; only for named methods. It maps [B, columns] to [B, classes]
-            and is copied.
+        network: Your own network, which replaces `hidden`; only for named methods. The network, which is copied, maps
+            [B, columns] to [B, classes].
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
             five times this for `"auto"`.
@@ -47,10 +47,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         batch_size: Number of rows per batch. By default, up to 1,024 rows form one batch, and larger tables use batches
             of 256 rows. For `"auto"`, the default is 128, or 256 for more than 1,500 rows.
         num_draws: Number of draws of the weights per training step.
-        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. If a chain or an
-            ensemble has fewer draws, all of them are used.
+        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. A chain or an
+            ensemble that has fewer draws uses all its draws.
         standardize: Whether inputs are scaled to mean 0 and variance 1.
-        memory_rows: Maximum number of training rows that the estimator stores for `partial_fit`. If it is 0, no rows are stored.
+        memory_rows: Maximum number of training rows that the estimator stores for `partial_fit`.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
@@ -146,8 +146,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
     # -- prediction ------------------------------------------------------------------------------------------------
 
     def predictive(self, X: Any) -> ClassificationPredictive:
-        """The predictive distribution over the indices of `classes_`. It gives the probabilities, the entropy, the parts of the
-        entropy, and `log_prob`.
+        """The predictive distribution over the indices of `classes_`. It gives the probabilities, `log_prob`, the entropy, and
+        the entropy's aleatoric and epistemic parts.
 
         Args:
             X: Numbers [N, D], or a data frame.

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Columns(Plain):
-    """Rules that turn the rows of a data frame into numbers. They depend on the kinds, levels and medians of the training
+    """Rules that turn the rows of a data frame into numbers. The rules depend on the kinds, levels and medians of the training
     columns.
 
     Args:
         names: Columns of the training frame, in order.
         schema: Columns that are used, with their kinds and levels.
-        preparation: Preparation that turns these columns into numbers.
+        preparation: Conversion of the used columns to numbers.
         notes: Sentences that say which columns and cells were left out, how dates were read, and which texts share an input.
     """
 
@@ -113,14 +113,15 @@ class Columns(Plain):
             raise _told(error, owner) from None
 
     def unseen(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column, whether a row is unusual because of its cell in this column, [N]; see `Preparation.unseen`."""
+        """For each column, a mask [N] of the rows that are unusual because of their cell in this column; see
+        `Preparation.unseen`."""
         odd = self.preparation.unseen(features)
         new = {name: features.codes[:, place] == -2 for place, name in enumerate(features.code_names)}
         found = {name: odd & rows for name, rows in (self.preparation.new_gaps(features) | new).items()}
         return {name: rows for name, rows in found.items() if rows.any()}
 
     def cut(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column, whether a row's number is so far outside the training range that it is clipped, [N]; see
+        """For each column, a mask [N] of the rows whose number is so far outside the training range that it is clipped; see
         `Preparation`."""
         found: dict[str, np.ndarray] = {}
         for name, values, low, high in zip(
@@ -150,11 +151,10 @@ class Columns(Plain):
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Three arrays: the indices of the distinct rows, for each row the place of its distinct row, and a canonical order
+    """Three arrays: the indices of the distinct rows, the position of each row's distinct row among them, and a canonical order
     of the distinct rows.
 
-    If several rows have equal cells and targets, the first of them is the distinct row. If y is `None`, every row is
-    distinct.
+    Of several rows with equal cells and equal targets, the first is the distinct row. If y is `None`, every row is distinct.
 
     The canonical order does not depend on the given order of the rows. Sums and folds therefore do not depend on the given order
     either.
@@ -187,8 +187,8 @@ def is_frame(X: Any) -> bool:
 
 
 def refuse_cells(frame: DataFrame, owner: str) -> None:
-    """Raise a `ValueError` that names a column with cells that are not finite numbers, because all cells were finite
-    numbers in training.
+    """Raise a `ValueError` that names a column with cells that are not finite numbers; in training, all cells were finite
+    numbers.
     """
     name = _odd_column(_named(frame, owner))
     raise ValueError(

@@ -36,8 +36,8 @@ _comparing = cache(checked)  # reads the annotations once
 class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     """Common base of `BayesianRegressor` and `BayesianClassifier`; their pages describe the parameters.
 
-    The attribute `fitted_` contains everything that was fitted. The only training data in a file are the scaled inputs with which
-    `unusual` compares new rows, so `partial_fit` cannot continue from a file.
+    The attribute `fitted_` contains everything that was fitted. A saved file contains no training rows except the scaled inputs
+    with which `unusual` compares new rows, so `partial_fit` cannot continue from a file.
     """
 
     fitted_: FittedTable
@@ -111,13 +111,13 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @abstractmethod
     def _score_targets(self, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Scores [N, K] of the targets y, given the row weights. A text column with many levels is encoded by the mean
-        score of each level.
+        """Scores [N, K] of the targets y, given the row weights: normal scores, or centered class indicators. A text column with
+        many levels is encoded by the mean score of each level.
         """
 
     @abstractmethod
     def _training_table(self, X: Any, y: Any, sample_weight: Any, *, first: bool) -> TrainingTable:
-        """Checked training data; see `fit`. `first` is true if this is the first call."""
+        """Checked training data; see `fit`. `first` is true if no earlier fit is continued."""
 
     @classmethod
     def fit_several(
@@ -174,7 +174,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
     @property
     def choices_(self) -> dict[str, Any]:
-        """Chosen settings: the method and, if it is the default method, likelihood, transform and out-of-fold scores of
+        """Chosen settings: the method; for the default method, also the likelihood, the transform, and the out-of-fold scores of
         all trials."""
         check_is_fitted(self, "fitted_")
         fitted, found = self.fitted_, dict[str, Any](method=self.method_, categories=self.fitted_.report.categories)
@@ -329,8 +329,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
     def unusual(self, X: Any, share: Level = 0.01) -> np.ndarray:
         """Whether each row is unlike the training rows: [N] booleans, true for unusual rows.
 
-        Predictions of unusual rows are guesses. A row is unusual if at least one of the following holds. In each of the four
-        cases, the row's `unusual_share` is at most `share`.
+        Predictions of unusual rows are guesses. A row is unusual if its `unusual_share` is at most `share`. Each of these four
+        cases makes a row unusual:
 
         - The row is far from its nearest training rows.
         - The network's draws strongly disagree about the row.
@@ -347,12 +347,11 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         return self.unusual_share(X) <= share
 
     def unusual_share(self, X: Any) -> np.ndarray:
-        """For each row, the share of training rows that are at least as unusual as this row, [N]. It is near 0 for an unusual
-        row.
+        """For each row, the share [N] of training rows that are at least as unusual as this row. It is near 0 for an unusual row.
 
-        Two measures decide: the mean distance to the five nearest training rows, and the epistemic uncertainty. For a regression,
-        the epistemic uncertainty is the variance of the network's first outputs over draws; for a classification, it is the
-        mutual information. See `bayesify.sklearn.unusual.Neighbors`.
+        The share depends on two measures: the mean distance to the five nearest training rows, and the epistemic uncertainty. For
+        a regression, the epistemic uncertainty is the variance of the network's first outputs over draws; for a classification,
+        it is the mutual information. See `bayesify.sklearn.unusual.Neighbors`.
 
         Args:
             X: Numbers [N, D], or a frame.
@@ -381,10 +380,11 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             share: Share of ordinary rows (rows like the training rows) that are expected to be called unusual.
 
         Returns:
-            The contributions `moves` and `widens`, each [N, D], and in `unusual` the reasons why rows are unusual.
+            An explanation with contributions `moves` and `widens`, each [N, D], and with texts `unusual`, which say why rows are
+            unusual.
 
         Raises:
-            ValueError: If level or share is not between 0 and 1.
+            ValueError: If `level` or `share` is not between 0 and 1.
         """
         inputs, columns = self._inputs(X), self.fitted_.columns
         if columns is None:
@@ -448,7 +448,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
 
 
 def _place(X: Any) -> str:
-    """Words for the place of the first number that is not finite; empty if X is not an array of numbers."""
+    """Text with the place of the first non-finite number in X; empty if X is not an array of numbers."""
     try:
         bad = np.argwhere(~np.isfinite(np.asarray(X, dtype=np.float64)))
     except (TypeError, ValueError):

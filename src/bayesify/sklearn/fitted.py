@@ -34,16 +34,16 @@ class FitReport(Plain):
     """Out-of-fold results of the default method.
 
     Args:
-        score: CRPS in the targets' unit, or log-loss. Each row is predicted by the network of the ensemble that has not seen the
-            row. The score is `None` for named methods.
+        score: CRPS in the targets' unit; for classes, log-loss. Each row is predicted by the only network of the ensemble that
+            has not seen the row. The score is `None` for named methods.
         tried: Score of each likelihood and transform in a short trial on fewer rows.
-        out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the network of the ensemble
-            that has not seen it. The predictions are then recalibrated on the other folds. The mapping is empty if there are
-            several targets.
+        out_of_fold: Scores of out-of-fold predictions; see `Scores.means`. Each fold is predicted by the only network of the
+            ensemble that has not seen the fold. The predictions for each fold are then recalibrated on the other folds. The
+            mapping is empty if there are several targets.
         steps: For each member, the step at which it predicted its held-out rows best.
         notes: Sentences that say which likelihoods failed on held-out rows, and which rows get wider intervals.
         categories: Encoding of text columns with many levels: `"levels"` or `"means"`, or empty if there are no such
-            columns. It is `"nothing"` if one distribution for all rows predicts better, so that no column is used.
+            columns. It is `"nothing"` if no column is used, because one distribution for all rows predicts better.
     """
 
     score: float | None = None
@@ -63,7 +63,7 @@ class HeldOut:
         mean: Predicted means, [N]; empty for classes.
         lower: Lower ends of the 90 % intervals, [N]; empty for classes.
         upper: Upper ends of the 90 % intervals, [N]; empty for classes.
-        centrality: Level of the smallest central interval that contains each target, [N]; empty for classes.
+        centrality: For each target, the level of the smallest central interval that contains it, [N]; empty for classes.
         probs: Probabilities of the classes, [N, C]; empty for a regression.
     """
 
@@ -83,7 +83,7 @@ class HeldOut:
 
     @classmethod
     def joined(cls, parts: Sequence[HeldOut]) -> Self:
-        """Concatenate several parts."""
+        """Concatenate several `HeldOut` objects."""
         return cls(*(np.concatenate(each) for each in zip(*(vars(part).values() for part in parts), strict=True)))
 
     def __getitem__(self, rows: np.ndarray) -> HeldOut:
@@ -109,8 +109,8 @@ class FittedTable:
         neighbors: Training rows with which `unusual_share` compares other rows.
         later: Factors that widen the distributions of rows after the training period, if rows have a time.
         empty: Factors that widen the distributions of rows with empty cells.
-        settled: Network and likelihood from which the noise was estimated; `partial_fit` continues from them. Not stored in
-            files.
+        settled: Network and likelihood from which the noise was estimated; `partial_fit` continues from them. Files do not store
+            them.
         kept: Training rows that are kept for `partial_fit`; not stored in files.
         held_out: Out-of-fold predictions of the default method for the training rows, in the rows' order; not stored in files.
     """
@@ -155,7 +155,7 @@ class FittedTable:
         return self.units.predictive(scaled, torch.cat(found, 1).amax(1, keepdim=True) if found else None)
 
     def unusual_share(self, inputs: np.ndarray, num_draws: int) -> np.ndarray:
-        """For each row, the share of training rows that are at least as unusual as this row, [N]; see `Neighbors`."""
+        """For each row, the share [N] of training rows that are at least as unusual as this row; see `Neighbors`."""
         assert self.neighbors is not None
         return self.neighbors.share_beyond(inputs, spread(self.predict_scaled(inputs, num_draws)))
 

@@ -43,8 +43,8 @@ class LaterRows(Plain):
 
     @classmethod
     def of(cls, place: int, times: np.ndarray, u: np.ndarray, weights: np.ndarray) -> Self:
-        """Make the object from the times [N] of all training rows, and from the probabilities u [M] and weights [M] of the latest
-        rows."""
+        """Make the object from the times [N] of all training rows, and from the stated probabilities u = P(Y <= y) [M] and
+        weights [M] of the latest rows."""
         return cls(place, float(times.max()), stretch_factor(u, weights))
 
     def __call__(self, inputs: np.ndarray) -> Tensor | None:
@@ -79,7 +79,7 @@ def find_time(inputs: np.ndarray, columns: Columns | None, ordered: bool = True)
     Args:
         inputs: Inputs of the training rows, [N, D], in the order in which they were given.
         columns: Rules that turned a data frame into these inputs; `None` if there was no data frame.
-        ordered: Whether the order of the rows is known; otherwise only a date is a time.
+        ordered: Whether the rows have their original order; if not, only a date counts as the time.
     """
     numbers = range(inputs.shape[1])
     if columns is not None:
@@ -97,8 +97,8 @@ def find_time(inputs: np.ndarray, columns: Columns | None, ordered: bool = True)
 
 
 def latest_rows(times: np.ndarray, weights: np.ndarray) -> np.ndarray | None:
-    """Mask of the latest training rows, [N], given the times [N] and weights [N] of all rows; `None` if there are too few rows or
-    times."""
+    """Given the times [N] and weights [N] of all training rows, a mask [N] of the latest rows; `None` if there are too few rows
+    or times."""
     order = np.argsort(times, kind="stable")
     share = np.cumsum(weights[order]) / weights.sum()
     latest: np.ndarray = times >= times[order][np.searchsorted(share, (1 - LATEST_SHARE) * (1 + 1e-12))]

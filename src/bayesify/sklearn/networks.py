@@ -20,7 +20,7 @@ class SiLUReLU(nn.Module):
     kinks."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the activations entry by entry, [..., units]."""
+        """Apply the activations to each entry of the inputs [..., units]."""
         first, second = _halves(x)
         return torch.cat((F.silu(first), F.relu(second)), dim=-1)
 

@@ -42,9 +42,9 @@ class Explanation:
     To explain a row, the cells of a typical row are replaced by those of the explained row, one after the other. A column's
     contribution is the change of the prediction when the column's cell is replaced. It is averaged over two orders of the
     columns: the table's order and its reverse. The contributions of a row add up to its prediction minus the typical row's
-    prediction. In an additive model, the contributions are the exact terms. If no term of the model joins more than two columns,
-    the contributions equal the Shapley values (Shapley 1953; Mitchell et al. 2022), which average over all D! orders $\pi$ of the
-    columns,
+    prediction. In an additive model, a contribution is the change of the column's term. If no term of the model joins more than
+    two columns, the contributions equal the Shapley values (Shapley 1953; Mitchell et al. 2022), which average over all D! orders
+    $\pi$ of the columns,
 
     $$ \phi_j = \frac{1}{D!} \sum_\pi v(\pi_{<j} \cup \{j\}) - v(\pi_{<j}), $$
 
@@ -57,13 +57,13 @@ class Explanation:
             text column.
         typical_value: Prediction for the typical row: the mean, [O], or the probability of each class, [C].
         typical_width: Width of the typical row's interval, [O], or its entropy in nats, [1].
-        moves: Contributions to the mean or, for classes, to the probability of the predicted class: [N, D], or [N, D, O] if y
-            is [N, O]. NaN for columns that are counted together in `others_move`.
+        moves: Contributions to the mean; for classes, to the probability of the predicted class. The shape is [N, D], or
+            [N, D, O] if y is [N, O]. Contributions are NaN for columns that are counted together in `others_move`.
         widens: Contributions to the width of the interval or, for classes, to the entropy. The shape is that of `moves`.
-        others_move: Joint contribution of all columns that are NaN in `moves`, to the mean or to the probability, [N] or [N, O];
+        others_move: Joint contribution to the mean or to the probability, [N] or [N, O], of all columns that are NaN in `moves`;
             0 if there are at most ten columns.
-        others_widen: Like `others_move`, for the width or the entropy.
-        unusual: N texts that say why a row is unusual; empty for rows that are not unusual.
+        others_widen: Like `others_move`, but for the width or the entropy.
+        unusual: For each of the N rows, a text that says why the row is unusual; empty if the row is not unusual.
         cells: Cells of the rows as texts, [N, D].
     """
 
@@ -164,12 +164,12 @@ class Cells:
     """Cells of rows in readable form.
 
     Args:
-        groups: Columns of the inputs.
+        groups: Columns, and the inputs of each column.
         texts: Cells of the rows as texts, [N, D].
-        unseen: For each column, whether a row's cell is unlike any cell in training, for example a new text, [N].
-        cut: For each column, whether a row's number is so far outside the training range that it was clipped, [N].
-        of_inputs: Function that takes the inputs of one row and returns the row's cells. By default, the inputs are the
-            cells.
+        unseen: For each column, a mask [N] of the rows whose cell is unlike any cell in training, for example a new text.
+        cut: For each column, a mask [N] of the rows whose number is so far outside the training range that it was clipped.
+        of_inputs: Function that takes the inputs of one row and returns the row's cells. By default, the inputs themselves are
+            the cells.
     """
 
     groups: Groups
@@ -224,8 +224,8 @@ def explain_rows(
 
 
 def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -> np.ndarray:
-    """Q quantities of each row, [K, Q]: means and widths of intervals (for classes, probabilities and entropy), then epistemic
-    uncertainty."""
+    """Q quantities of each row, [K, Q]: the means and the interval widths (for classes, the probabilities and the entropy), then
+    the epistemic uncertainty."""
     scaled = fitted.predict_scaled(x, num_draws)
     found = fitted.in_units(scaled, x)
     if isinstance(found, RegressionPredictive):
@@ -240,8 +240,8 @@ def _measure(fitted: FittedTable, x: np.ndarray, level: float, num_draws: int) -
 def _contributions(
     measure: Measure, rank: np.ndarray, groups: Groups, x: np.ndarray, typical: np.ndarray, base: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Three arrays: the contributions of each column [N, D, Q], the joint contributions of all other columns [N, Q], and the
-    measured quantities of the rows x [N, Q].
+    """Three arrays: each column's own contributions [N, D, Q], the joint contribution [N, Q] of the columns that are replaced
+    together, and the measured quantities [N, Q] of the rows x.
 
     `rank` [N, D] is the place of each column in the order of replacement. Columns that are replaced together all have the place
     `MAX_GROUPS` - 1. Replacements start from the typical row [E], whose measured quantities are `base` [1, Q].
@@ -266,11 +266,11 @@ def _contributions(
 def _rank(
     measure: Measure, groups: Groups, neighbors: Neighbors, typical: np.ndarray
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """A function that takes rows [N, E] and returns the place of each column in the order of replacement, [N, D].
+    """A function that takes rows [N, E] and returns the place [N, D] of each column in each row's order of replacement.
 
-    In a wide table, the nine columns with the largest expected change in a row each have their own place in this order. The
-    expected change is the distance between the row's cell and the typical cell, times the mean change per unit of distance in
-    some training rows.
+    In a wide table, the nine columns with the largest expected change in a row are replaced one by one, and the other columns are
+    replaced together. The expected change is the distance between the row's cell and the typical cell, times the mean change per
+    unit of distance, estimated from some training rows.
     """
     count = len(groups.names)
     if count <= MAX_GROUPS:

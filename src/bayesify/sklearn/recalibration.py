@@ -46,8 +46,8 @@ class Recalibration(Plain):
     knot.
 
     Args:
-        said: Normal scores of stated probabilities, increasing; if empty, G is the identity.
-        seen: Normal scores of the observed frequencies, increasing.
+        said: Normal scores of stated probabilities, in increasing order; if there are none, G is the identity.
+        seen: Normal scores of the observed frequencies, in increasing order.
     """
 
     said: tuple[float, ...] = ()
@@ -55,7 +55,7 @@ class Recalibration(Plain):
 
     @classmethod
     def of(cls, values: np.ndarray, weights: np.ndarray) -> Self:
-        r"""Fit the map to the stated probabilities $P(Y \le y)$ of rows that the model has not seen, [N], with row weights [N]."""
+        r"""Fit the map to the stated probabilities $P(Y \le y)$ [N] and weights [N] of rows that the model has not seen."""
         num_rows = float(weights.sum())
         if num_rows < MIN_ROWS:
             return cls()
@@ -72,11 +72,11 @@ class Recalibration(Plain):
 
     @classmethod
     def of_few(cls, values: np.ndarray, weights: np.ndarray) -> Self:
-        r"""Fit a map that widens the predictive symmetrically, if there are fewer than `MIN_ROWS` rows. The arguments are the
-        same as in `of`.
+        r"""For fewer than `MIN_ROWS` rows, fit a map that widens the predictive symmetrically. The arguments are the same as in
+        `of`.
 
-        So few rows determine only one number: the scale of their clipped normal scores z. The quantile of level p has the normal
-        score
+        Fewer than `MIN_ROWS` rows determine only one number: the scale of their clipped normal scores z. The quantile of level p
+        has the normal score
 
         $$ c \sqrt{1 + 1/n}\; T_{n-1}^{-1}(p), \qquad c^2 = \max\Big(1, \frac{k + \sum_i \omega_i z_i^2}{k + n}\Big), $$
 
@@ -143,7 +143,7 @@ def stretch_factor(u: np.ndarray, weights: np.ndarray) -> float:
 
     $$ s = \max(1, q_{0.9}(|\Phi^{-1}(u)|) / \Phi^{-1}(0.95)) $$
 
-    for the stated probabilities $u = P(Y \le y)$ of rows that the model has not seen, [N], with row weights [N].
+    for the stated probabilities $u = P(Y \le y)$ [N] and weights [N] of rows that the model has not seen.
     """
     scores = np.abs(np.asarray(_as_scores(torch.from_numpy(u).clamp(1e-12, 1 - 1e-12))))
     order = np.argsort(scores, kind="stable")
@@ -155,23 +155,24 @@ def stretch_factor(u: np.ndarray, weights: np.ndarray) -> float:
 def ensemble_places(
     likelihood: Likelihood, every: Tensor, holder: np.ndarray, z: Tensor, weights: np.ndarray
 ) -> np.ndarray:
-    r"""Estimated probability P(Z <= z) of an ensemble of K members for rows that no member has seen, [N].
+    r"""Estimate of P(Z <= z) for each row, [N], under an ensemble of K members that have not seen the row.
 
     Each row has exactly one member that has not seen it. This member's distribution has the location c. The mean of K such
     members has a smaller error than a single member, and the members disagree with each other. The smaller error and the
     disagreement both follow from the variance v between members. Let $\bar o$ be the mean location of the other members, which
     have seen the row. On average, $(c - \bar o)^2 (K - 1) / K$ is larger than v, because training has moved the other members
     toward the target. The variance between the members that have seen the row is smaller than v. So v is estimated by the
-    geometric mean of $(c - \bar o)^2 (K - 1) / K$ and this variance, each averaged over rows in units of the noise variance. Then
+    geometric mean of $(c - \bar o)^2 (K - 1) / K$ and the variance between the other members, each averaged over rows in units of
+    the noise variance. Then
 
     - the error $z - c$ shrinks by the factor $\sqrt{1 - (1 - 1/K)\, v / e^2}$, where $e^2$ is the error's mean square;
     - the distribution becomes a mixture of K copies of itself, at c and at $c + s\,(o_k - \bar o)$, where s makes the mean
       variance between the copies equal to v. The members that have seen a row thus show how much members disagree about it.
 
     Args:
-        likelihood: Likelihood of numbers, a `NumberLikelihood`, whose first output is a location.
-        every: Outputs of all members, [K, N, outputs], K at least 3.
-        holder: Index of the member that has not seen each row, [N].
+        likelihood: A `NumberLikelihood` whose first output is a location.
+        every: Outputs of all K members (at least 3), [K, N, outputs].
+        holder: For each row, the index of the member that has not seen it, [N].
         z: Targets on the network's scale, [N, 1].
         weights: Number of examples that each row stands for, [N].
     """

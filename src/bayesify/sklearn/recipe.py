@@ -135,9 +135,9 @@ class TrainingTable:
     """Training data of an estimator.
 
     Args:
-        rows: Inputs as numbers, with targets [N, O] in their own units, or indices of classes [N].
+        rows: Inputs as numbers, and targets: numbers [N, O] in their own units, or indices of classes [N].
         classes: Labels, sorted; `None` for a regression.
-        columns: Rules that turned a data frame into these inputs; `None` if there was no data frame.
+        columns: Rules that turned a data frame into the inputs of `rows`; `None` if there was no data frame.
         flat: Whether targets were [N] instead of [N, O].
         time: Index of the input that is the time, if there is one.
         ordered: Whether the rows are in the order in which they were given.
@@ -158,7 +158,7 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
     Args:
         tables: Training data. Equal rows are merged into one row, and their weights are added. A weighted row therefore gives the
             same result as copies of the row.
-        settings: Settings for each table. They differ only in seeds and priors.
+        settings: Settings for each table. The settings differ only in seeds and priors.
 
     Raises:
         ValueError: If the user's network or the weights do not suit the data or the method.
@@ -183,7 +183,7 @@ def fit_tables(tables: Sequence[TrainingTable], settings: Sequence[Settings]) ->
 
 
 def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
-    """Merge the equal rows of a table. Copies of a row and a weighted row then give bitwise equal results."""
+    """Merge the equal rows of a table. A weighted row and copies of the row then give bitwise equal results."""
     rows, inputs = merge_rows(table.rows), table.rows.x
     if len(inputs) <= FULL_BATCH_ROWS:
         inputs = inputs[
@@ -284,7 +284,7 @@ def _has_zeros(rows: Rows) -> bool:
 
 
 def make_likelihood(name: str) -> Likelihood:
-    """The likelihood with this name. Every likelihood with a spread, except `"gaussian"`, has a spread that depends on the row."""
+    """The likelihood with this name. Except for `"gaussian"`, the spread of the likelihood (if it has one) depends on the row."""
     options: dict[str, dict[str, float | None]] = {
         "gaussian": {"noise": START_NOISE}, "student_t": {"scale": None}, "negative_binomial": {"dispersion": None}
     }  # fmt: skip
@@ -292,8 +292,8 @@ def make_likelihood(name: str) -> Likelihood:
 
 
 def take_units(rows: Rows, pair: Pair, settings: Settings) -> TargetUnits:
-    """The target units for training with one likelihood and transform. Counts are not scaled, and amounts are divided by their
-    geometric mean."""
+    """The units of the targets in training, for one likelihood and transform. Counts are not scaled, and amounts are divided by
+    their geometric mean."""
     if pair[0] == HURDLE:
         logs, shares = np.log(np.where(rows.y > 0, rows.y, 1.0)), rows.weights[:, None] * (rows.y > 0)
         return TargetUnits(
@@ -453,8 +453,8 @@ def _train_default(table: TrainingTable, settings: Settings, encodings: Mapping[
 def _train_linear(
     table: TrainingTable, encoding: Encoding, settings: Settings, tried: dict[str, float], networks: _Members
 ) -> tuple[_Members, Encoding, Settings] | None:
-    """Linear models for targets that are real numbers, with their encoding and settings; `None` unless these models predict
-    held-out rows clearly better than the networks.
+    """Linear models with their encoding and settings, if the targets are real numbers and the models predict held-out rows
+    clearly better than the networks; otherwise `None`.
 
     The linear models are trained only if they score better than the networks in a short trial, whose scores are added to `tried`.
     `encoding` is the networks' encoding.
@@ -473,8 +473,8 @@ def _train_linear(
 
 
 def _stretched_later(fitted: FittedTable, table: TrainingTable, pair: Pair, settings: Settings) -> FittedTable:
-    """The fitted table, with a factor for rows after the training period if the rows have a time. This factor widens the
-    distributions of these later rows; see `LaterRows`."""
+    """The fitted table, with a factor for rows after the training period if the rows have a time. The factor widens the
+    distributions of the later rows; see `LaterRows`."""
     units, rows, place = fitted.units, table.rows, table.time
     latest = None if place is None else latest_rows(rows.x[:, place], rows.weights)
     if latest is None or place is None or units is None or rows.y.shape[1] > 1 or settings.noise is not None:
@@ -497,8 +497,8 @@ def _stretched_later(fitted: FittedTable, table: TrainingTable, pair: Pair, sett
 def _train_ranked(
     rows: Rows, blank: Rows, ranked: Sequence[Pair], settings: Settings, tried: Mapping[str, float]
 ) -> tuple[_Members, bool, tuple[str, ...]]:
-    """Train members with the best likelihood and transform. If they score far worse than in the trial, try the second best
-    likelihood and transform.
+    """Train members with the best likelihood and transform. If these members score far worse than in the trial, try the second
+    best likelihood and transform.
 
     A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the best
     likelihood and transform are trained on `blank`, a copy of the rows with 0 as the only input. These models predict one
@@ -584,9 +584,10 @@ class _Members:
         group: Index of this likelihood among the likelihoods of the run.
         candidate: Likelihood, transform and rows.
         every: Outputs of the K networks of this likelihood for all rows, [K, N, outputs].
-        folds: Index of the network that holds out each row, [N]. In a trial, some rows are not held out by any network.
+        folds: For each row, the index of the network that holds it out, [N]. In a trial, some rows are not held out by any
+            network.
         found: Predictive of the held-out rows.
-        score: Score of the held-out rows: CRPS in the targets' unit, summed over targets, or log-loss.
+        score: Score of the held-out rows: CRPS in the targets' unit, summed over targets; for classes, log-loss.
         shape: Shape of the networks.
         steps: For each network, the step at which it predicted its held-out rows best.
     """
@@ -673,7 +674,7 @@ def _train_candidates(rows: Rows, pairs: Sequence[Pair], settings: Settings, *, 
 def _score_held_out(
     own: Candidate, every: Tensor, folds: np.ndarray, rows: Rows
 ) -> tuple[RegressionPredictive | ClassificationPredictive, float]:
-    """The predictive of the held-out rows, each predicted by the network that has not seen it, and the score of this predictive."""
+    """The predictive of the held-out rows and its score; each row is predicted by the network that has not seen it."""
     seen = np.flatnonzero(folds < len(every))
     outputs = every[torch.from_numpy(folds[seen]), torch.from_numpy(seen), : own.num_outputs]
     found = own.likelihood.predictive(Outputs(kept=outputs.unsqueeze(0)))
@@ -757,11 +758,11 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
 
 
 def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recalibration, EmptyCells]:
-    """The recalibration map, fitted to the stated probabilities u [N], and the factors of rows with empty cells.
+    """A recalibration map that is fitted to the stated probabilities u [N], and factors for rows with empty cells.
 
-    Factors are computed only for columns with at least `MIN_EMPTY_ROWS` empty cells. If at most half of the rows have an empty
-    cell in these columns, the map is fitted without these rows. The larger errors of rows with empty cells would otherwise widen
-    the intervals of all rows.
+    Factors are computed only for columns with at least `MIN_EMPTY_ROWS` empty cells. The map is fitted without the rows that have
+    an empty cell in such a column, if at least half of all rows and at least `MIN_ROWS` rows remain. The larger errors of rows
+    with empty cells would otherwise widen the intervals of all rows.
     """
     marks = [place for place in marks if rows.weights[rows.x[:, place] > 0].sum() >= MIN_EMPTY_ROWS]
     complete = (rows.x[:, marks] == 0).all(1)
@@ -772,10 +773,9 @@ def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recal
 
 
 def _drawn_places(found: RegressionPredictive, y: Tensor, settings: Settings) -> tuple[Tensor, Tensor]:
-    """Two tensors [N, O]: a randomized P(Y <= y) of each target y, and the random fraction of P(Y = y) that it includes.
+    """Two tensors [N, O] for targets y: P(Y < y) plus a random fraction of P(Y = y), and this fraction.
 
-    If a value y has positive probability (a count, or a zero if 0 is the lower limit), its P(Y <= y) is replaced by a number
-    drawn uniformly between P(Y < y) and P(Y <= y).
+    For a value y of positive probability, such as a count, the first tensor is thus uniform between P(Y < y) and P(Y <= y).
     """
     u, below = found.cdf(y), found.below(y)
     generator = torch.Generator().manual_seed(derive_seed(settings.seed, "ties"))

@@ -32,14 +32,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
 
     The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
     the step that predicts its held-out rows best. The predictions of held-out rows decide which noise distribution and
-    which transform of the target are used. The spread of the noise depends on the row. The predictions of held-out rows
-    also recalibrate the quantiles. See [the page](../scikit-learn.md). Every other value of `method` is a
-    "named method". By default, named methods use Gaussian noise with one variance, $y = f_w(x) + \varepsilon$.
+    which transform of the target are used. The spread of the noise depends on the row. The quantiles are recalibrated with the
+    predictions of held-out rows. See [the page](../scikit-learn.md). Every other value of `method` is a "named method". By
+    default, named methods use Gaussian noise with one variance, $y = f_w(x) + \varepsilon$.
 
     The columns of a pandas frame may contain numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`.
     Inputs and targets are scaled with the statistics of the training rows, and predictions are in the targets' units. Everything
-    runs on the CPU, and named methods use float64. A row of weight k counts as k copies of the row. If the rows fit into one
-    batch, the weighted row and the copies give bitwise equal results.
+    runs on the CPU, and named methods use float64. A row of weight k counts as k copies of the row. If all rows fit into one
+    batch, the weighted row and its k copies give bitwise equal results.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
@@ -52,15 +52,15 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         target_transform: `"auto"`, `"none"`, `"log"`, `"log1p"` or `"sqrt"`.
         activation: `"tanh"`, `"relu"`, `"silu"`, `"gelu"` or `"silu_relu"` (SiLU for half of the units, ReLU for the
             others). The default is `"silu_relu"`, or `"tanh"` for named methods.
-        network: Your own network, which replaces `hidden`; only for named methods. It maps [B, columns] to [B, outputs]
-            and is copied.
+        network: Your own network, which replaces `hidden`; only for named methods. The network, which is copied, maps
+            [B, columns] to [B, outputs].
         method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
         prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
             five times this for `"auto"`.
-        noise: Noise variance in the targets' squared unit, if it is known. If it is not given, named methods estimate a variance
-            for each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`). Named methods then
-            also recalibrate the quantiles, with leave-one-out estimates. Variational posteriors start at the estimate and learn a
-            smaller variance. Other methods use the estimate unchanged.
+        noise: Noise variance in the targets' squared unit, if it is known. Without `noise`, named methods estimate a variance for
+            each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`). Without `noise`, named
+            methods also recalibrate the quantiles, with leave-one-out estimates. Variational posteriors start at the estimated
+            variance and learn a smaller one. Other methods use the estimated variance unchanged.
         epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori, takes a
             quarter as many passes. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum number of
             optimizer steps.
@@ -69,10 +69,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         batch_size: Number of rows per batch. By default, up to 1,024 rows form one batch, and larger tables use batches
             of 256 rows. For `"auto"`, the default is 128, or 256 for more than 1,500 rows.
         num_draws: Number of draws of the weights per training step.
-        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. If a chain or an
-            ensemble has fewer draws, all of them are used.
+        prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. A chain or an
+            ensemble that has fewer draws uses all its draws.
         standardize: Whether inputs and targets are scaled to mean 0 and variance 1.
-        memory_rows: Maximum number of training rows that the estimator stores for `partial_fit`. If it is 0, no rows are stored.
+        memory_rows: Maximum number of training rows that the estimator stores for `partial_fit`.
         random_state: Seed of everything random.
         verbose: Whether to show a progress bar.
 
@@ -253,7 +253,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     # -- prediction ------------------------------------------------------------------------------------------------
 
     def predictive(self, X: Any) -> RegressionPredictive:
-        """The predictive distribution in the targets' units. Mean, variance, parts of the variance, and quantiles are each [N, O].
+        """The predictive distribution in the targets' units. Mean, variance, its aleatoric and epistemic parts, and quantiles are
+        each [N, O].
 
         Args:
             X: Numbers [N, D], or a data frame.
@@ -290,7 +291,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             level: Probability of the interval, between 0 and 1.
 
         Returns:
-            Lower and upper ends, each with the shape of y.
+            Lower and upper ends of the intervals, each with the shape of y.
 
         Raises:
             ValueError: If the level is not strictly between 0 and 1.

@@ -17,7 +17,7 @@ MAX_MEAN_WEIGHT = 10.0
 
 
 def warn_of_copies(weights: np.ndarray, owner: str) -> None:
-    """Warn if, according to the weights, a row stands for many examples on average."""
+    """Warn if the weights say that the average row stands for many examples."""
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
             f"{owner}: according to sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and "
@@ -62,19 +62,20 @@ class Rows:
         return Rows(self.x[first], self.y[first], weights)
 
     def distinct(self) -> tuple[np.ndarray, np.ndarray]:
-        """The indices of the distinct rows, in the order of `merged`, and for each row the place of its distinct row, [N]."""
+        """The indices of the distinct rows, in the order of `merged`, and for each row the position of its distinct row in this
+        order, [N]."""
         both = np.column_stack((self.x, self.y))
         _, first, place = np.unique(both, axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:
-        """Concatenate several parts."""
+        """Concatenate several `Rows`."""
         return cls(*(np.concatenate([getattr(part, key) for part in parts]) for key in ("x", "y", "weights")))
 
     def thinned(self, size: int, seed: int) -> Rows:
-        """At most `size` rows, which represent all rows. They are drawn at random; rows with larger weights are more likely to
-        be drawn."""
+        """At most `size` rows, which represent all rows. The rows are drawn at random; rows with larger weights are more likely
+        to be drawn."""
         if len(self) <= size:
             return self
         # The rows with the largest log(u) / weight are a weighted sample without replacement (Efraimidis & Spirakis 2006). The

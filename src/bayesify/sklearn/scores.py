@@ -23,7 +23,8 @@ class Scores:
     Args:
         num_rows: Number of scored examples.
         sums: Sum of each score over the examples.
-        unknown: Number of examples whose class the model does not know. They count as wrong, but the log-loss ignores them.
+        unknown: Number of examples whose class the model does not know. These examples count as wrong, but the log-loss ignores
+            them.
     """
 
     num_rows: float = 0

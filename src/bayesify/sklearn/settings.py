@@ -31,8 +31,8 @@ class Effort:
         member_steps: Maximum number of optimizer steps of the default method's members.
         steps: Number of optimizer steps in the main phase of a named method, if the rows fit into one batch.
         slow_steps: Number of optimizer steps in the main phase of methods that the list of methods marks as slow.
-        min_epochs: Minimum number of passes over data that do not fit into one batch.
-        chain_steps: Number of steps of a Markov chain after the same number of warm-up steps.
+        min_epochs: Minimum number of epochs, if the rows do not fit into one batch.
+        chain_steps: Number of steps of a Markov chain after the warm-up, which has the same number of steps.
         max_chain_rows: Maximum number of rows on which a Markov chain is run.
         num_draws: Number of draws of the weights per training step.
     """
@@ -62,7 +62,8 @@ class Settings:
         method: The named method; `None` for the default method.
         temperature: Whether the method is `TEMPERATURE`.
         options: Arguments of the method's posterior or function. Missing arguments take the defaults for small problems.
-        epochs: Number of passes over the data in the main phase, or number of steps of the default method.
+        epochs: For named methods, the number of passes over the data in the main phase; for the default method, the maximum
+            number of steps.
         num_classes: Number of classes of the table; 0 for a regression.
         linear: Whether the default method trains linear models instead of networks.
         owner: Name of the estimator, for messages.

@@ -49,7 +49,7 @@ def settle(starts: Sequence[Start]) -> list[Start]:
     where v is the variance of an output under the Laplace approximation. A network trains in rounds, each with the noise that
     the round before has estimated. If the network after the last round reproduces most of its targets, the rounds are repeated
     with a large initial noise. The result with the greater evidence is returned. If a table has more than `FULL_BATCH_ROWS` rows,
-    the evidence is computed from `FULL_BATCH_ROWS` rows that represent all of them.
+    the evidence is computed from `FULL_BATCH_ROWS` representative rows.
     """
     found = _settle_rounds(starts, [START_NOISE] * len(starts))
     doubtful = [
@@ -120,13 +120,13 @@ def _estimate_noise(start: Start) -> tuple[Start, float]:
 def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> Recalibration:
     r"""Recalibrate a trained method's probabilities from approximate leave-one-out predictions.
 
-    In a linear model, the leave-one-out prediction of a row differs from the target by $r / (1 - h)$ and has the epistemic
-    variance $v / (1 - h)$. Let d be this difference in standard deviations of the leave-one-out prediction. For each row, the
-    method's distribution function is evaluated at the method's mean plus d times the method's standard deviation. The
-    recalibration is fitted to these values. A method's mean may have less leverage than the network from which the method
-    started. If the mean leverage of this network exceeds `HELD_LEVERAGE`, $1 - h$ is multiplied by a factor of at least 1. With
-    this factor, the method's mean and the network have the same root mean square of $r / (1 - h)$. `found` is the method's
-    predictive for the rows from which the evidence was computed.
+    In a linear model, a row with residual r, leverage h and epistemic variance v has the leave-one-out residual $r / (1 - h)$ and
+    the leave-one-out epistemic variance $v / (1 - h)$. Let d be the leave-one-out residual divided by the standard deviation of
+    the leave-one-out prediction. For each row, the method's distribution function is evaluated at the method's mean plus d times
+    the method's standard deviation. The recalibration is fitted to these function values. A method's mean may have less leverage
+    than the network from which the method started. If the mean leverage of this network exceeds `HELD_LEVERAGE`, $1 - h$ is
+    multiplied by a factor of at least 1. With this factor, the method's mean and the network have the same root mean square of
+    $r / (1 - h)$. `found` is the method's predictive for the rows from which the evidence was computed.
     """
     _, y, weights = evidence.rows.tensors()
     kept = 1 - evidence.leverage

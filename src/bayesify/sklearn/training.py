@@ -43,8 +43,8 @@ class Evidence:
 
     Args:
         rows: The rows.
-        leverage: Leverage h of each row, between 0 and 1: the change of the row's prediction per unit change of the row's own
-            target, [N, O].
+        leverage: Leverage h of each row, [N, O], between 0 and 1: the change of the row's prediction per unit change of the row's
+            own target.
         residuals: Residuals of the network, [N, O].
     """
 
@@ -108,9 +108,9 @@ def train_methods(starts: Sequence[Start]) -> list[Predictor]:
     """Train one method on several tables, from networks of one architecture. The results are the same as from separate training
     runs.
 
-    Posteriors and deep Gaussian processes train together as a `ModelStack`, and so do the maximum a posteriori networks from
-    which other methods start. All other methods train on one table after the other. The settings may differ only in seeds and
-    priors.
+    The posteriors of all tables train together as a `ModelStack`; so do deep Gaussian processes, and the maximum a posteriori
+    networks from which other methods start. All other methods train on one table after the other. The settings may differ only in
+    seeds and priors.
     """
     method, settings = _method(starts[0]), starts[0].settings
     if method.fit is None:
@@ -163,7 +163,7 @@ def _seeded(settings: Settings, function: Callable[..., Any], *given: Any, **mor
 
 
 def make_bayesian(start: Start) -> BayesianNetwork:
-    """The untrained network of a method that is a posterior."""
+    """The untrained Bayesian network of a method that is a posterior."""
     method, settings = _method(start), start.settings
     options = {**method.options, **settings.options}
     likelihood = start.likelihood if method.learns_noise else start.fixed_likelihood
@@ -297,7 +297,8 @@ def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start
 
 
 def _out_of_fold(starts: Sequence[Start]) -> list[tuple[Tensor, Rows]]:
-    """For each table, the held-out rows and the outputs [N, O] of maximum a posteriori networks that have not seen them."""
+    """For each table, the outputs [N, O] for held-out rows, from maximum a posteriori networks that have not seen these rows, and
+    the rows themselves."""
     bnns, rows, settings, held = [], [], [], []
     for start in starts:
         folds = min(NUM_FOLDS_OF_FEW if len(start.rows) <= MAX_FEW_ROWS else NUM_FOLDS, len(start.rows))

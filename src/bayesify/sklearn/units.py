@@ -34,7 +34,7 @@ class TargetUnits(Plain):
         recalibration: Recalibration of the probabilities.
         floor: Lower limit of all quantiles; `None` for no limit.
         ceiling: Upper limit. Means and variances are computed as if larger values were equal to this limit. `None` for no limit.
-        extremes: Smallest and largest z of the training rows, near which quantiles must stay; empty for no limit.
+        extremes: Smallest and largest z of the training rows, from which the limits of the quantiles follow; empty for no limit.
     """
 
     transform: str
@@ -69,8 +69,8 @@ class TargetUnits(Plain):
         return (t - torch.from_numpy(self.shift)) / torch.from_numpy(self.scale)
 
     def predictive(self, inner: RegressionPredictive, stretch: Tensor | None = None) -> UnitsPredictive:
-        """The distribution of y, computed from the distribution of z. Normal scores are divided by `stretch` [B, 1] if it is
-        given."""
+        """The distribution of y, computed from the distribution of z. If `stretch` [B, 1] is given, normal scores are divided by
+        it."""
         shift, scale = torch.from_numpy(self.shift), torch.from_numpy(self.scale)
         floor = -math.inf if self.floor is None else self.floor
         ceiling = math.inf if self.ceiling is None else self.ceiling
@@ -83,12 +83,12 @@ class UnitsPredictive(TransformedPredictive):
     r"""The recalibrated distribution of $y = t^{-1}(\text{shift} + \text{scale} \cdot z)$, given the predictive of z.
 
     $P(Y \le y) = G(F_z(z(y)))$ with the map G of a `Recalibration`. If there is a floor, probability below the floor is moved
-    to the floor. If there is a ceiling, it is far above all training targets. Mean and variance are then computed for $\min(Y,
-    c)$, where c is the larger of the ceiling and the median of Y. Without this limit, the tail beyond the ceiling could dominate
-    the mean. If the smallest and the largest z of the training rows are given, let d be their difference. Quantiles of z are then
-    at most d below the smallest z and at most d above the largest z. If the median of Z is outside the extremes, the limit on
-    this side is the median plus or minus the same difference. Without these limits, the recalibrated tail of a few atypical rows,
-    mapped back from a logarithm, could lie orders of magnitude beyond all targets.
+    to the floor. If there is a ceiling, it is far above all training targets. With a ceiling, mean and variance are those of
+    $\min(Y, c)$, where c is the larger of the ceiling and the median of Y. Without this limit, the tail beyond the ceiling could
+    dominate the mean. If the smallest and the largest z of the training rows are given, let d be their difference. Quantiles of z
+    are then at most d below the smallest z and at most d above the largest z. If the median of z lies outside the training range,
+    the limit on this side lies d beyond the median. Without these limits, the recalibrated tail of a few atypical rows, mapped
+    back from a logarithm, could lie orders of magnitude beyond all targets.
 
     Args:
         inner: Predictive of z, [B, O].
@@ -137,8 +137,8 @@ class UnitsPredictive(TransformedPredictive):
 
     @property
     def outputs(self) -> Tensor:
-        """The network's outputs for each draw, [S, B, O]. They are in the targets' units if the conversion is only a shift and
-        a scale."""
+        """The network's outputs for each draw, [S, B, O]. The outputs are in the targets' units if the conversion is only a shift
+        and a scale."""
         outputs, own = self.inner.outputs, self.transform
         return own.shift + own.scale * outputs if outputs.shape[-1] == len(own.shift) else outputs
 
@@ -155,7 +155,7 @@ class UnitsPredictive(TransformedPredictive):
         return found[0] if isinstance(q, (int, float)) else found
 
     def _near_targets(self, z: Tensor) -> Tensor:
-        """Quantiles z [Q, B, O], clipped to the limits that the class describes."""
+        """Quantiles z [Q, B, O], clipped to the limits that `UnitsPredictive` describes."""
         if not self._extremes or self._extremes[0] == self._extremes[1]:
             return z
         low, high = self._extremes
@@ -180,9 +180,9 @@ class UnitsPredictive(TransformedPredictive):
 
         The log-density includes the slopes of transform, scale and recalibration. Some targets cannot be produced by the
         distribution, for example targets below the floor, or negative targets if the transform accepts only positive numbers.
-        The targets that the distribution cannot produce share the probability `MIN_PROBABILITY`. A Cauchy density spreads this
-        probability, with the mean as its center and the standard deviation as its scale. So scores stay finite, and the density
-        integrates to 1 up to rounding.
+        The targets that the distribution cannot produce share the probability `MIN_PROBABILITY`. This probability is spread as a
+        Cauchy density, whose center is the mean and whose scale is the standard deviation. So log-densities stay finite, and the
+        density integrates to 1 up to rounding.
         """
         found = super().log_prob(y).double()
         lost = found == -math.inf
@@ -195,8 +195,8 @@ class UnitsPredictive(TransformedPredictive):
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
         """Logarithm of the density of the uncensored outputs times the probability that the censored outputs are at most y: [B].
 
-        Recalibrated outputs are treated as independent, because a map of each output's probabilities does not describe their
-        dependence.
+        Recalibrated outputs are treated as independent, because the recalibration of single outputs does not describe the
+        dependence between them.
         """
         if self._is_recalibrated:
             return self.marginal_log_prob(y, censored).sum(-1)

@@ -1,5 +1,5 @@
-"""Detection of rows that are unlike the training rows: rows far from all of them, or rows about which the network's draws
-disagree."""
+"""Detection of rows that are unlike the training rows, because they are far away or because the network's draws disagree about
+them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Neighbors:
     r"""Measures how much a row differs from the training rows. The measure is the row's mean distance to the K nearest training
     rows, where K is at most 5.
 
-    Numeric inputs are measured in standard deviations. Inputs that are 0 or 1 and mark missing cells or levels are not scaled.
-    The distance of a training row is computed without the row itself. If a new row comes from the distribution of the training
-    rows, it is therefore farther away than a share s of them with probability 1 - s. A second measure is the epistemic
-    uncertainty of the prediction, in any unit.
+    Numeric inputs are measured in standard deviations. Inputs that mark missing cells or levels by 0 and 1 are not scaled. The
+    distance of a training row is computed without the row itself. With probability 1 - s, a new row from the distribution of the
+    training rows is therefore farther away than a share s of the training rows. A second measure is the epistemic uncertainty of
+    the prediction, in any unit.
 
     Args:
         rows: Scaled training rows, [M, D].
@@ -54,15 +54,15 @@ class Neighbors:
         return cls(rows.float(), center, scale, found.sort().values, spreads.double().sort().values)
 
     def share_beyond(self, inputs: np.ndarray, spreads: Tensor) -> np.ndarray:
-        """For each row, the share of training rows that are at least as unusual as this row in distance or in uncertainty, [N].
+        """For each row, the share [N] of training rows that are at least as unusual as this row, in distance or in uncertainty.
 
         The share is the smaller of the two `tails`; it is near 0 for an unusual row.
         """
         return np.asarray(np.minimum(*self.tails(inputs, spreads)))
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """For each row, twice the share of training rows that are at least as far away as this row, and twice the share that are
-        at least as uncertain.
+        """For each row, twice the share of training rows that are at least as far from their nearest rows as this row, and twice
+        the share that are at least as uncertain.
 
         Both results are [N] and at most 1.
         """
@@ -71,7 +71,8 @@ class Neighbors:
         return (2 * far).clip(max=1.0), (2 * unsure).clip(max=1.0)
 
     def gaps(self, inputs: np.ndarray) -> np.ndarray:
-        """For each input, the mean squared difference from the nearest training rows, in squared standard deviations: [N, D]."""
+        """For each row and input, the mean squared difference from the nearest training rows, in squared standard deviations:
+        [N, D]."""
         x, rows = self.scaled(inputs), self.rows.double()
         near = rows[torch.cdist(x, rows).topk(self._count, largest=False).indices]  # [N, K, D]
         return np.asarray((near - x.unsqueeze(1)).square().mean(1))
@@ -87,12 +88,12 @@ class Neighbors:
 
 
 def tail_share(values: Tensor, known: Tensor) -> np.ndarray:
-    r"""For each value [N], the share of the sorted `known` values [M] that are at least as large as this value, [N]. The
-    numerator and the denominator of the share are each increased by 1.
+    r"""For each value, the share [N] of the sorted `known` values [M] that are at least as large as this value. The numerator and
+    the denominator of the share are each increased by 1.
 
-    Beyond the largest of M values, the share continues as the Pareto tail $\frac{1}{M + 1} (v_M / v)^\alpha$. Hill's method
-    estimates $\alpha$ from the largest tenth of the values, or from the five largest values if a tenth is fewer. So even a few
-    rows suffice to show that a value is far larger than all known values.
+    For a value v beyond the largest known value $v_M$, the share is the Pareto tail $\frac{1}{M + 1} (v_M / v)^\alpha$. Hill's
+    method estimates $\alpha$ from the largest tenth of the known values, but from at least five values. So even a few rows
+    suffice to show that a value is far larger than all known values.
     """
     count = len(known)
     values = values.double() * (1 - 1e-9)  # values that are equal up to rounding do not count as larger

@@ -26,7 +26,7 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
         path: Path of the file; its folder must exist.
 
     Raises:
-        ValueError: If the folder does not exist, or the path is a folder, a device or a pipe.
+        ValueError: If the folder does not exist, or if the path is a folder, a device or a pipe.
         OSError: If the file cannot be written, for example on a full disk; the message names the path and remedies.
     """
     path = check_file(path)
@@ -55,9 +55,9 @@ def write_together(folder: Path, last: str) -> Iterator[Path]:
     """Yield a draft folder. At the end of the `with` block, its files move into `folder`; the file `last` moves after all other
     files.
 
-    All files are complete before the first of them moves. If an error is raised before that, the old files stay in place. Every
-    call has its own draft, so several processes can write to one folder. A reader of `last` finds the old file or the complete new
-    file. Other files in the folder are not touched.
+    All files are complete before the first of them moves. If an error is raised before the first file moves, the old files stay
+    in place. Every call has its own draft, so several processes can write to one folder. A reader of `last` finds the old file or
+    the complete new file. Other files in the folder are not touched.
 
     The folder is created if it does not exist. Raises `OSError` if a file cannot be written, for example on a full
     disk.
@@ -85,7 +85,7 @@ def write_together(folder: Path, last: str) -> Iterator[Path]:
 
 def check_file(path: str | Path) -> Path:
     """Check that a file can be written to a path, and return the path. Raises `ValueError` if the path is a folder, a device or a
-    pipe, or its folder does not exist."""
+    pipe, or if its folder does not exist."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: this path is a folder; give the path of a file, such as model.safetensors")
@@ -99,7 +99,7 @@ def check_file(path: str | Path) -> Path:
 
 
 def write_file(path: str | Path, content: str | bytes) -> Path:
-    """Write a string in UTF-8, or bytes, atomically (`write_atomically`). The folder is created if it does not exist.
+    """Write bytes, or a string in UTF-8, with `write_atomically`. The folder is created if it does not exist.
 
     Returns:
         The absolute path.

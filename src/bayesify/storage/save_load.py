@@ -34,8 +34,8 @@ def save(model: Any, path: str | Path) -> None:
     """Store a model in a safetensors file. The write is atomic: the path always leads to the old file or to the complete new
     file.
 
-    The file contains the model's tensors with their names in `named_parameters()`. Tied tensors are stored once. A JSON header in
-    the metadata contains the versions of the format and the library, the model's type, its configuration (posterior, prior,
+    The file contains the model's tensors under their names from `named_parameters()`. Tied tensors are stored once. A JSON header
+    in the metadata contains the versions of the format and the library, the model's type, its configuration (posterior, prior,
     likelihood), a fingerprint of the network (names, shapes and types of parameters and buffers), and a SHA-256 checksum. The
     file does not contain the network's code.
 
@@ -44,7 +44,7 @@ def save(model: Any, path: str | Path) -> None:
         path: Path of the file; its folder must exist.
 
     Raises:
-        TypeError: If this type cannot be stored, or its configuration is not plain data.
+        TypeError: If the model's type cannot be stored, or if the model's configuration is not plain data.
         ValueError: If the path cannot be a file, or a parameter is not finite. Buffers may be infinite or NaN.
         OSError: If the file cannot be written.
     """
@@ -92,8 +92,8 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
         map_location: Device of the result; by default the device of `net`, or the CPU if `net` is not given.
 
     Returns:
-        The saved model: a `BayesianNetwork`, a copy of `net` with the stored weights, or another registered type. It is in the
-        mode (train or eval) of `net`.
+        The saved model: an object of a registered type, such as a `BayesianNetwork`, or a copy of `net` with the stored weights.
+        The model is in the mode (train or eval) of `net`.
 
     Raises:
         FileNotFoundError: If the file does not exist.

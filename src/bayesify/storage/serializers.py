@@ -55,7 +55,7 @@ def find_stored(name: str) -> type[Serializable] | None:
 
 def stored_name(model: Any) -> str:
     """The name under which an object is stored: the name of its class, or of its nearest registered base class. Raises
-    `TypeError` if no base class is registered, or the object is a stack of models."""
+    `TypeError` if no base class is registered, or if the object is a stack of models."""
     if isinstance(model, Trainable) and model.num_models is not None:
         raise TypeError(
             f"save: {type(model).__name__} is a stack of several models; save each model that unstack() returns"

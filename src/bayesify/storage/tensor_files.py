@@ -121,7 +121,7 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     The new file is written next to the old file, flushed to disk, and renamed to the old name in one step. A stored SHA-256
     checksum covers the header and every byte of every tensor.
 
-    The kind is a word such as `"checkpoint"`, the header is plain data, and tensors may be on any device. The function returns
+    `kind` is a word such as `"checkpoint"`, `header` is plain data, and the tensors may be on any device. The function returns
     the SHA-256 checksum. Raises `ValueError` for an impossible path, `TypeError` for a type of tensor that safetensors files
     cannot hold, and `OSError` if the file cannot be written.
     """
@@ -182,10 +182,10 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
 
 
 def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of one file, also while another process replaces it.
+    """Metadata and tensors of one file, even if another process replaces the file during the call.
 
     safetensors opens the path twice, first for the metadata and then for the tensors. If a writer replaces the file in between,
-    the two belong to different files, so this function reads again.
+    metadata and tensors belong to different files, so this function reads again.
     """
     from safetensors import SafetensorError, safe_open
 

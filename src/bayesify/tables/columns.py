@@ -49,7 +49,7 @@ class Features(Plain):
     Args:
         numbers: Numbers, [N, D]; NaN for an empty cell.
         number_names: Names of the D columns of `numbers`.
-        codes: Indices in `levels`, [N, C]; -1 for an empty cell.
+        codes: Index in `levels` of each cell, [N, C]; -1 for an empty cell.
         code_names: Names of the C columns of `codes`.
         levels: For each of the C columns of `codes`, its distinct texts.
         notes: Sentences that say which columns and cells were left out, and how dates were read.
@@ -109,7 +109,7 @@ class Features(Plain):
 
 
 def _sources_by_name(names: Sequence[str]) -> tuple[str, ...]:
-    """The sources for a file of an earlier version, which does not store the sources."""
+    """The sources, derived from the names, for a file of an earlier version, which does not store the sources."""
     dates = [name.removesuffix(DAYS) for name in names if name.endswith(DAYS)]
     return tuple(next((date for date in dates if name.startswith(f"{date} (")), name) for name in names)
 
@@ -188,7 +188,8 @@ def _add_numbers(
 def _with_rows(
     schema: Features, numbers: Mapping[str, np.ndarray], texts: Mapping[str, Sequence[str | None]], rows: int
 ) -> Features:
-    """The rows of a table with the columns of a schema. Infinite numbers become NaN, and an unknown text gets the code -2."""
+    """The features of a table's rows, with the columns of a schema. Infinite numbers become NaN, and an unknown text gets the
+    code -2."""
     missing = [name for name in schema.code_names if name not in texts]
     missing += [name for name in schema.number_names if name not in numbers]
     if missing:
@@ -210,7 +211,7 @@ def _with_rows(
 
 @dataclass
 class Contents:
-    """Counts of the kinds of a column's cells. A table can be counted part by part.
+    """Counts of a column's cells by kind. A table can be counted part by part.
 
     Args:
         name: Name of the column.
@@ -310,7 +311,8 @@ class Contents:
         return self.order(day_first)[1] if wanted == "date" else ""
 
     def order(self, known: bool | None) -> tuple[bool, str]:
-        """Whether dates such as 23/11/2020 write the day before the month, and a note, which is empty if there are no such dates.
+        """Whether dates such as 23/11/2020 write the day before the month, and a note about the order; the note is empty if there
+        are no such dates.
 
         If the order is `known` from an earlier table, it is used. Cells that contradict this order, or each other, are
         refused. If nothing shows the order, 01/02/2020 is January 2, and 01.02.2020 is February 1.
@@ -403,7 +405,7 @@ def times_of(column: Series, day_first: bool | None = None) -> np.ndarray:
 
 
 def date_of(days: float) -> str:
-    """The date, as text, of a number of days from `times_of`."""
+    """The date that lies `days` days after January 1, 2000, as text."""
     return str(np.datetime64("2000-01-01") + np.timedelta64(math.floor(days), "D"))
 
 

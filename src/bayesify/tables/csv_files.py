@@ -85,7 +85,7 @@ class TextFile:
             return file.read(size)
 
     def _find_wrong(self) -> str:
-        """The first error of the encoding and its place; empty if there is no error."""
+        """Reason and place of the first bytes that the encoding cannot decode; empty if there are none."""
         decoder, done = codecs.getincrementaldecoder(self.encoding)(), 0
         with self.open_bytes() as file:
             while True:
@@ -207,7 +207,7 @@ class CsvFile:
         return words, [name for name in words if name in numeric and words[name].count]
 
     def _kinds(self, frame: DataFrame) -> list[tuple[str, Any]]:
-        """Names and types of columns that may contain texts to be read as numbers."""
+        """Names and types of the columns whose texts may be read as numbers."""
         return [entry for entry in zip(frame.columns, frame.dtypes, strict=True) if entry[0].strip() not in self.texts]
 
     @property
@@ -227,7 +227,7 @@ class CsvFile:
         check_names(self.text.where, [name.strip() for name in columns])
 
     def _frames(self, rows: int | None, chosen: Sequence[str] = ()) -> Iterator[DataFrame]:
-        """The table as pandas reads it, in parts of `rows` rows. Columns in `texts`, `commas` or `chosen` contain texts."""
+        """The table as pandas reads it, in parts of `rows` rows. Columns in `texts`, `commas` or `chosen` are read as texts."""
         from pandas.errors import EmptyDataError, ParserError, ParserWarning
 
         try:

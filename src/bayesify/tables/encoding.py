@@ -1,4 +1,4 @@
-"""Inputs of a network for tables: scaled numbers, and for the default method also their piecewise-linear encodings."""
+"""Encoding of tables as network inputs: scaled numbers and, for the default method, also their piecewise-linear encodings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Encoding(Plain):
 
     $$ \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1}))) . $$
 
-    Inputs that mark missing cells or levels (0 or 1) are scaled in the same way and get no piecewise encoding.
+    Inputs that mark missing cells or levels by 0 and 1 are scaled in the same way and get no piecewise encoding.
 
     Args:
         mean: Mean of each input, [D].
@@ -63,7 +63,7 @@ class Encoding(Plain):
 
     @classmethod
     def piecewise(cls, inputs: np.ndarray, weights: np.ndarray) -> Self:
-        """The encoding of `scaled`, with a soft limit and with piecewise-linear encodings."""
+        """An encoding as in `scaled`, but with a soft limit and with piecewise-linear encodings."""
         bounds = tuple(_bounds(column, weights) for column in inputs.T)
         return replace(cls.scaled(inputs, weights), bounds=bounds, soft_limit=True)
 

@@ -13,7 +13,7 @@ LARGEST, SMALLEST_SPREAD = 1e150, 1e-150
 class InputError(ValueError):
     """Unusable data, options or folder; the message says what is wrong and how to correct it.
 
-    `for_command` is the same message with command-line options; empty if both messages are the same.
+    `for_command` is the message for the command line, which names options; empty if it equals the usual message.
     """
 
     for_command: str = ""

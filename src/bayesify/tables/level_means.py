@@ -1,4 +1,4 @@
-"""Texts with many levels as numbers: each level becomes the mean target of its rows.
+"""Conversion of texts with many levels to numbers: each level becomes the mean target of its rows.
 
 `weights` [N] contains the number of examples that each row stands for. `codes` [N] contains the level of each row; -1 stands for
 an empty cell.
@@ -15,7 +15,7 @@ MAX_ENCODED_CLASSES = 10
 
 
 def normal_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    r"""Targets as normal quantiles of their ranks, $\Phi^{-1}((r - \frac12) / N)$, each column with mean 0: [N, O].
+    r"""Normal scores $\Phi^{-1}((r - \frac12) / N)$ of targets with ranks r, shifted to mean 0 in each column: [N, O].
 
     Equal targets all get the middle of their ranks. The scores do not change under a monotonic transform of the target, and no
     outlier dominates their mean.
@@ -40,7 +40,8 @@ def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
-    r"""The mean score of each level, shrunk toward 0 if the level has few rows: [num_levels + 1, K], with empty cells last.
+    r"""The mean score of each level, then of empty cells, [num_levels + 1, K]; the fewer rows a level has, the more its mean is
+    shrunk toward 0.
 
     $$ \frac{\sum_n \omega_n s_n}{\sum_n \omega_n + \sigma^2 / \tau^2} $$
 

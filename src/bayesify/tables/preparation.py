@@ -35,11 +35,12 @@ class Preparation(Plain):
         medians: Values that replace missing numbers, [D].
         low: Lower limit of each number, [D].
         high: Upper limit of each number, [D].
-        marked: Indices of numbers with a further input that marks missing cells.
+        marked: Indices of number columns that have a further input, which marks missing cells.
         full: Indices of categories without empty cells in the training rows.
         levels: For each categorical column, the codes of the levels that have their own network input.
         kept: Whether each input varies over the training rows.
-        means: For each category, the means of its levels and of empty cells, [levels + 1, K]; empty for a category with few levels.
+        means: For each category, the mean scores of its levels and of empty cells, [levels + 1, K]; empty for a category with few
+            levels.
     """
 
     medians: np.ndarray
@@ -60,8 +61,8 @@ class Preparation(Plain):
         Args:
             features: Features of the whole table.
             rows: Indices of the training rows.
-            weights: Number of examples that each of these rows stands for, [N]; positive, and 1 by default.
-            scores: Scores of the rows' targets, [N, K], with mean 0; if `None`, no category is encoded by means.
+            weights: Number of examples that each training row stands for, [N]; positive, and 1 by default.
+            scores: Scores of the training rows' targets, [N, K], with mean 0; if `None`, no category is encoded by mean scores.
         """
         weights = np.ones(len(rows)) if weights is None else weights
         numbers, codes = features.numbers[rows], features.codes[rows]
@@ -160,8 +161,7 @@ class Preparation(Plain):
         return tuple(name for name, kept in zip(names, self.kept, strict=True) if kept) or (names[0],)
 
     def new_gaps(self, features: Features) -> dict[str, np.ndarray]:
-        """For each column that had no empty cells in training but has some now: whether each row has an empty cell in this
-        column, [N]."""
+        """For each column that has empty cells but had none in training, a mask [N] of the rows in which its cell is empty."""
         empty = {features.code_names[index]: features.codes[:, index] == -1 for index in self.full}
         for index, name in enumerate(features.sources):
             if index not in self.marked:
@@ -169,8 +169,8 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Whether each row has a text that did not occur in training, or an empty cell in a column without empty cells in
-        training: [N]."""
+        """Mask [N] of the rows that have a text that did not occur in training, or an empty cell in a column that had none in
+        training."""
         return np.asarray(np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0))
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:

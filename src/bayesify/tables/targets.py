@@ -53,7 +53,7 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
     """Find the target's column.
 
     Raises:
-        InputError: If no name is given, or no column has this name; the message suggests the nearest name.
+        InputError: If no name is given, or if no column has the given name; the message suggests the nearest name.
     """
     names = [str(column) for column in frame.columns]
     if name is None:
@@ -69,8 +69,8 @@ def find_column(frame: DataFrame, name: str | None, where: str) -> str:
 def read_target(column: Series, task: Task | None = None) -> Target:
     """Read the values of the target's column, and detect the task.
 
-    The task is a classification if the column contains texts or booleans, or if it contains at most ten different whole numbers,
-    these numbers occur often, and they do not look like counts. For other numbers, the task is a regression.
+    The task is a classification if the column contains texts or booleans, or at most ten different whole numbers that occur often
+    and do not look like counts. For other numbers, the task is a regression.
 
     Args:
         column: The column with its name, one cell per row of the table.
@@ -134,7 +134,7 @@ def _detect(column: Series, values: np.ndarray | None, rows: np.ndarray) -> Task
 
 
 def _are_counts(numbers: np.ndarray) -> bool:
-    """Whether whole numbers 0, 1, 2, ... are counts and not codes of classes: in counts, large values are rare."""
+    """Whether whole numbers 0, 1, 2, ... are counts, of which large ones are rare, and not codes of classes."""
     values, counts = np.unique(numbers, return_counts=True)
     if len(values) < MIN_DIFFERENT_COUNTS or values[0] != 0 or values[-1] > 2 * len(values):
         return False

@@ -92,9 +92,9 @@ def decide_styles(
 
     Args:
         words: Counts of the texts in each text column.
-        decimal_comma: Whether the file writes other numbers with a decimal comma. If so, ambiguous columns have decimal commas
-            too.
-        commas: Columns that have a decimal comma in another table, and therefore in this table; their cells must be texts.
+        decimal_comma: Whether the file writes other numbers with a decimal comma. If true, ambiguous columns are read with
+            decimal commas too.
+        commas: Columns that are read with a decimal comma because they have one in another table; their cells must be texts.
     """
     styles, notes = {}, []
     for name, found in words.items():
