@@ -1,4 +1,4 @@
-"""Training: `fit`, its loop, batches, checkpoints, history, schedules and processes."""
+"""Training: `fit` and the training loop, batches, checkpoints, history, schedules and processes."""
 
 from bayesify.training.arguments import Checkpointing, Devices, Steps, Update, Validation
 from bayesify.training.average import Average

@@ -1,4 +1,4 @@
-"""Groups of less common arguments of `fit` with their checks, the settings of a run, and its current position."""
+"""Groups of less common arguments of `fit` with their checks, and the settings and current position of a run."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class Steps:
         capture: Whether steps on a GPU run as CUDA graphs if possible. The results are the same as without graphs, but the host
             waits less.
         draws_in_turn: Whether to compute the gradient of each draw before the next draw runs. Only the activations of one draw
-            are then in memory. The objective is the same, but small networks train more slowly. If this argument is true, noise
+            are then in memory. The objective is the same, but small networks train more slowly. With `draws_in_turn=True`, noise
             is drawn for weights, never for the outputs of layers.
 
     Raises:
@@ -57,7 +57,7 @@ class Checkpointing:
         path: Path of the checkpoint file.
         every: Number of steps between checkpoints, for long epochs. By default a checkpoint is written after each
             epoch.
-        resume: Whether to continue the run in the file, if the file exists; `False` starts again and overwrites the
+        resume: Whether to continue the run that the file stores, if the file exists; `False` starts again and overwrites the
             file.
 
     Raises:
@@ -84,7 +84,7 @@ class Devices:
     """Processes that train together through Lightning Fabric. Each process has its own device and gets a part of every
     batch.
 
-    With the same seed, the result equals the result of one process up to rounding.
+    With the same seed, several processes give the result of one process up to rounding.
 
     Args:
         count: Number of processes. If torchrun started the run on several machines, `count` is the number of processes per
@@ -115,7 +115,7 @@ class Validation:
 
     Raises:
         TypeError: If the loader can be iterated only once.
-        ValueError: If the loader is empty, or `num_draws` is below 1.
+        ValueError: If the loader is empty, or if `num_draws` is below 1.
     """
 
     loader: Iterable[Any]
@@ -171,7 +171,7 @@ class Update:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State that steps change and that is not in the module, as nested data with tensors, for a checkpoint."""
+        """State outside the module that steps change, as nested data with tensors, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -246,7 +246,7 @@ class Settings:
 class Run:
     """Options of a run, except the network, data, optimizer and scheduler; see `fit` and `Steps`.
 
-    `num_data_given` says whether the caller gave the number of examples. If so, the first epoch checks this number. For
+    `num_data_given` says whether the caller gave the number of examples. If it is true, the first epoch checks this number. For
     `rescales` see `LearnedNoise`.
     """
 
@@ -295,8 +295,8 @@ def describe(
     """Description of a run as plain data, made before the first step. A checkpoint can be continued only by a run with
     an equal description.
 
-    Unknown entries are left out. These are the batch size if the loader has none, and the optimizer's initial learning
-    rates if a scheduler has already changed them.
+    Unknown entries are left out. The batch size is unknown if the loader has none, and the optimizer's initial learning rates are
+    unknown if a scheduler has already changed them.
     """
     plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
     plain["kl_schedule"] = describe_schedule(settings.kl_schedule)

@@ -18,11 +18,11 @@ class Average:
 
     $$ \bar\theta_n = \bar\theta_{n-1} + \max(1 - \gamma, 1 / n) (\theta_n - \bar\theta_{n-1}) $$
 
-    where $\theta_n$ are the parameters after the n-th step since the average began; skipped steps do not count. For the
-    first $1 / (1 - \gamma)$ steps this is the plain mean, and afterwards an exponential average. The first step has no
-    extra weight. With `decay=1.0` it is the mean of all steps (Polyak and Juditsky 1992). `Average(1.0, start=0.75)` is the mean
-    over the last quarter of a run (stochastic weight averaging, Izmailov et al. 2018). If the learning rate has not fallen to 0,
-    the average removes most of the gradient noise.
+    where $\theta_n$ are the parameters after the n-th step since the average began; skipped steps do not count. In the first
+    $1 / (1 - \gamma)$ steps, the average is the plain mean; afterwards it is an exponential average. The first step has no extra
+    weight. With `decay=1.0`, the average is the mean of all steps (Polyak and Juditsky 1992). `Average(1.0, start=0.75)` is the
+    mean over the last quarter of a run (stochastic weight averaging, Izmailov et al. 2018). If the learning rate has not fallen
+    to 0, the average removes most of the gradient noise.
 
     Variational parameters are averaged in their unconstrained form, so that a standard deviation stays positive. Deterministic
     parameters are averaged too. One pass over the training data recomputes the running statistics of BatchNorm layers for
@@ -65,8 +65,7 @@ class RunningAverage:
         self.replaced: dict[str, Tensor] = {}
 
     def prepare(self, active: bool) -> None:
-        """Set whether the average includes the next step. If the average does not include the next step, it starts again after
-        this step."""
+        """Set whether the average includes the next step. If `active` is false, the average starts again after this step."""
         self._active.fill_(float(active))
 
     @torch.no_grad()
@@ -95,7 +94,8 @@ class RunningAverage:
 
     @contextmanager
     def in_place(self, refresh: Callable[[], None]) -> Iterator[None]:
-        """Replace the parameters by the average temporarily; `refresh` sets the buffers. Both are restored at the end."""
+        """Replace the parameters by the average temporarily; `refresh` sets the buffers. Parameters and buffers are restored at
+        the end."""
         if self.is_empty:
             yield
             return
@@ -123,7 +123,7 @@ class RunningAverage:
         return {"count": float(self._count), "values": dict(self._values)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`; `ValueError` if the state belongs to other parameters."""
+        """Inverse of `state_dict`; raises `ValueError` if the state belongs to other parameters."""
         shapes = {name: value.shape for name, value in state["values"].items()}
         if shapes != {name: value.shape for name, value in self._values.items()} or not 0 <= state["count"] < 2**53:
             raise ValueError("the average in the checkpoint belongs to other parameters")

@@ -44,11 +44,11 @@ def keep_draws(
     """Store a set of draws, each with its own BatchNorm statistics, and use these draws in predictions. The network changes in
     place.
 
-    In training, each draw is normalized by its own batch. The running averages mix the batches of all draws and fit none of them.
-    This function runs each of K draws over training data once. The BatchNorm layers record the means and variances of their
-    inputs for each draw. The model stores the seed of the draws and these statistics, not the weights. `predict`,
-    `prediction_draws`, `save`, adapters and `export_onnx` with fixed draws use these draws until a parameter changes, and ignore
-    them afterwards. `fit` calls this function at its end.
+    In training, each draw is normalized with its own batch statistics. The running averages mix the batches of all draws and suit
+    no single draw. This function runs each of K draws over training data once. The BatchNorm layers record the means and
+    variances of their inputs for each draw. The model stores the seed of the draws and these statistics, not the weights.
+    `predict`, `prediction_draws`, `save`, adapters, and `export_onnx` with fixed draws use the stored draws until a parameter
+    changes. `fit` calls this function at its end.
 
     Layers with frozen statistics (`bayesianize(..., batch_statistics=)`) keep their statistics. For bfloat16, call this function
     inside a `torch.autocast` context, as for predictions.
@@ -79,10 +79,10 @@ def keep_draws(
 
 
 def num_examples_within(trained: int) -> int:
-    """Number of examples with which the statistics of 32 draws cost about a tenth of training on `trained` examples.
+    """Number of examples such that the statistics of 32 draws cost about a tenth of training on `trained` examples.
 
-    An example costs about three forward passes in training, and 32 in the passes of the draws, so the number is about 0.3 / 32 of
-    `trained`. It is at least `MIN_EXAMPLES` and at most `MAX_EXAMPLES`.
+    An example costs about three forward passes in training, and 32 forward passes in the statistics, so the number is about 0.3 /
+    32 of `trained`. The number is at least `MIN_EXAMPLES` and at most `MAX_EXAMPLES`.
     """
     return min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
 
@@ -113,7 +113,7 @@ def following_layers(model: nn.Module) -> tuple[str, ...]:
 def statistics_of(
     runner: Runner, weights: Mapping[str, Tensor], layers: Collection[str], batches: Iterable[Batch]
 ) -> list[dict[str, Tensor]]:
-    """Buffers of each draw, by name: mean and variance of the inputs of normalization layers over batches.
+    """For each draw, the buffers of the normalization layers, by name: mean and variance of the layers' inputs over the batches.
 
     The normalization layers in `layers` are in training mode, and all other modules are in evaluation mode. Batches are weighted
     by their size, so the means are means over the dataset. The variances are averages of the batches' variances. Raises
@@ -137,7 +137,7 @@ def statistics_of(
 def refresh_statistics(
     model: Trainable, batches: Iterable[Batch], *, num_data: int, generator: torch.Generator | None = None
 ) -> None:
-    """Recompute the running statistics of layers in training mode for the current model, in place.
+    """For the current model, recompute in place the running statistics of all layers in training mode.
 
     Each batch runs through a fresh draw, and each member of an ensemble sees all batches. BatchNorm layers are in
     training mode, and all other modules are in evaluation mode. Batches are weighted by their size. If no layer needs

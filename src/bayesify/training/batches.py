@@ -39,7 +39,7 @@ class StackedBatch(Batch):
         return Batch(*self.map(lambda leaf: leaf[index]))
 
     def rows(self, index: slice | Tensor) -> StackedBatch:
-        """Some of each model's examples."""
+        """The examples `index` of each model."""
         return StackedBatch(*self.map(lambda leaf: leaf[:, index]))
 
 
@@ -53,13 +53,13 @@ class StackedBatches:
     Args:
         x: Inputs, [R, N, ...].
         y: Targets, [R, N, ...].
-        size: Batch size B. If a model has fewer rows, B is reduced to that number.
+        size: Batch size B, but at most the smallest number of rows of any model.
         steps: Number of batches in an epoch.
         weights: Example weights, [R, N], or `None`.
         used: Rows of each model, as R tensors of indices; all rows by default.
 
     Attributes:
-        dataset: Range whose length is N, or the number of examples in an epoch if that number is smaller.
+        dataset: Range whose length is the smaller of N and the number of examples in an epoch.
     """
 
     def __init__(
@@ -192,7 +192,8 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
 
 
 def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> int:
-    """Number of examples in a loader's dataset: its length, the length of the sampled subset, or a count in one pass."""
+    """Number of examples in a loader's dataset: the dataset's length, the length of the sampled subset, or a count in one
+    pass."""
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, SubsetRandomSampler) and not _yields_batches(loader):
@@ -212,8 +213,8 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
 
 
 def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """The first batches of a loader with at most `num_examples` examples, but at least one batch. The result is empty
-    if the loader yields nothing."""
+    """The first batches of a loader, which together have at most `num_examples` examples, but at least one batch. The result is
+    empty if the loader yields nothing."""
     batches: list[Batch] = []
     for item in loader:
         batch = parse_batch(item, reader)

@@ -20,13 +20,13 @@ CAPTURE_OPTIONS = ("fused", "capturable")
 
 
 class CapturedSteps:
-    """Captures a step for each kind of batch (phase, shapes, types) after a few plain runs, and replays it.
+    """Runs the first few steps of each kind of batch (phase, shapes, types) plainly, then captures the step and replays it.
 
     A graph works on fixed memory. Each batch is copied to the address from which the graph reads. Every other value that changes
     between steps must be a tensor that changes in place. A step is not captured if it waits for the device or if its batch
     contains anything other than tensors; `reason` says why. Graphs are captured again when parameters or buffers move in memory,
-    when modes of the module change, or when numeric options of the optimizer change. If these options change in every step,
-    capturing stops.
+    when modes of the module change, or when numeric options of the optimizer change. If numeric optimizer options change in every
+    step, capturing stops.
     """
 
     def __init__(self, run: Run, module: nn.Module, generator: torch.Generator) -> None:
@@ -109,8 +109,8 @@ class GraphOptimizer:
 
     Learning rates become tensors that change in place. If a number is assigned as a learning rate, it is copied into
     the tensor of that rate. A plain SGD, Adam or AdamW changes to its fused form (see `has_fused_form`). The fused form takes the
-    same steps up to rounding and can skip a step on the device. Momentum buffers of SGD exist from the start: a buffer of zeros
-    gives the same first step as a new buffer.
+    same steps up to rounding and can skip a step on the device. Momentum buffers of SGD are zeros at the start, which gives the
+    same first step as a buffer that the first step creates.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -199,7 +199,8 @@ def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
 def why_not(
     device: torch.device, processes: int, accumulate: int, own_update: bool, optimizer: Any, module: nn.Module
 ) -> str:
-    """Reason, known before any step, why steps cannot be captured. The text is empty if steps can be captured."""
+    """Reason why steps cannot be captured, if one is known before the first step. The text is empty if there is no such
+    reason."""
     reasons = {
         "no GPU": device.type != "cuda",
         "the method takes its own steps": own_update,

@@ -49,8 +49,8 @@ def check(
     Args:
         model: A `BayesianNetwork`, `Laplace`, `SWAG` or another `Predictor`, or a `Trainable` over a predictor.
         loader: Batches of training or held-out data, as for `fit`.
-        start: The network from which training started, or a predictor.
-        losses: Negative objective per example in nats, for each step or epoch of your own loop, in order of time.
+        start: The network from which training started, or a predictor to compare with.
+        losses: Negative objective per example, in nats: one number for each step or epoch of your own loop, in order of time.
         held_out: Whether the loader's data were held out of training. On held-out data, a smaller difference from
             `start` is enough for a finding.
         num_data: Number N of training examples; by default the number of examples in the loader.
@@ -64,7 +64,7 @@ def check(
         The findings. An empty list prints as "nothing to report".
 
     Raises:
-        ValueError: If the loader yields no examples, or a batch is not valid.
+        ValueError: If the loader yields no examples, or if a batch is not valid.
         TypeError: If the model is not a predictor.
     """
     predictor = validated(model, "check") if isinstance(model, Trainable) else model
@@ -116,7 +116,7 @@ def _predict(start: nn.Module | Predictor, batch: Batch, like: Predictor, genera
 
 
 def _information(prediction: Predictive) -> float:
-    """Disagreement of draws: the mean mutual information, or the epistemic share of the variance."""
+    """Disagreement of draws: the mean mutual information for classes, or the epistemic share of the variance for numbers."""
     if isinstance(prediction, ClassificationPredictive):
         return float(prediction.mutual_information.mean().clamp_min(0))
     if isinstance(prediction, RegressionPredictive):

@@ -41,7 +41,7 @@ class Checkpoint:
         best: State of the model at the best epoch so far, or `None`.
         steps: State of the optimizer, the scheduler and a method's own update.
         draws: States of the generators that draw the weights, one for each process.
-        network: State of the global generators, one per process.
+        network: States of the global generators, one for each process.
         observed: Observations for the findings; see `Watch`.
         shuffles: State of the loader's own generators at the start of the epoch.
     """
@@ -59,7 +59,8 @@ class Checkpoint:
     shuffles: list[Tensor]
 
     def write(self, path: Path) -> None:
-        """Write the checkpoint atomically, unless `steps` holds a non-finite number. The caller must check the parameters."""
+        """Write the checkpoint atomically, unless `steps` holds a non-finite number. The caller must check for non-finite
+        parameters."""
         state = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         packed, tensors = tensor_files.pack(state, "run")
         name = find_not_finite((name, tensor) for name, tensor in tensors.items() if name.startswith("run.steps."))
@@ -156,7 +157,7 @@ class Checkpoint:
 
 @contextmanager
 def altered(path: Path | None) -> Iterator[None]:
-    """Turn any error while a checkpoint is read into an error saying that the checkpoint was altered."""
+    """Turn any error in reading a checkpoint into an error that says that the checkpoint was altered."""
     try:
         yield
     except Exception as error:
@@ -236,9 +237,9 @@ def set_model_state(module: nn.Module, state: dict[str, Any]) -> None:
 def data_fingerprint(loader: Any) -> list[str]:
     """Short hashes of a few rows from a loader's data.
 
-    A row is an entry of the dataset, or of the list of batches. If the data cannot be indexed, the first batch is the only row.
-    The global generators and the loader's generators are restored. The fingerprint is empty if the rows differ when they are read
-    twice, for example because random transforms have their own generators.
+    A row is an entry of the dataset or, for a list of batches, a batch. If the data cannot be indexed, the first batch is the
+    only row. The global generators and the loader's generators are restored. The fingerprint is empty if the rows differ when
+    they are read twice, for example because random transforms have their own generators.
     """
     rows: Any = loader if isinstance(loader, Sequence) else getattr(loader, "dataset", None)
     indexed = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")

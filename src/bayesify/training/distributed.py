@@ -23,7 +23,7 @@ KEPT_OPTIONS += ("multiprocessing_context", "generator", "prefetch_factor")
 class Processes:
     """The processes that train together: this process alone, or several processes of a launched `Fabric`.
 
-    The loader yields whole batches. The process with rank r of R takes the examples r, r + R, ... of a batch. With a
+    The loader yields whole batches. Of R processes, the process with rank r takes the examples r, r + R, ... of a batch. With a
     map-style `DataLoader`, each process loads only its part. With other loaders, each process loads the whole batch and uses only
     its part.
     """
@@ -57,7 +57,7 @@ class Processes:
         return nullcontext() if self._fabric is None else self._fabric.no_backward_sync(module)
 
     def total(self, values: Any) -> Any:
-        """Sum over processes of a number, or of each number in a list, in float64 if the device supports it."""
+        """Sum of a number over all processes, or one sum for each number of a list; in float64 if the device supports it."""
         if self._fabric is None:
             return values
         device = self._fabric.device
@@ -76,7 +76,7 @@ class Processes:
         return bool(self.total(float(flag)) > 0)
 
     def agree(self, value: int) -> int:
-        """The value that the first process passed, in all processes."""
+        """Return the first process's value in all processes."""
         agreed: int = value if self._fabric is None else self._fabric.broadcast(value)
         return agreed
 

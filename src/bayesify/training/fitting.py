@@ -72,19 +72,18 @@ def fit(
 
     $$ -\frac1B \sum_b \frac1S \sum_s \omega_b \log p(y_b | f_s(x_b)) + \frac{\beta(t)}{N} \mathrm{KL}(q \| p), $$
 
-    so that the same learning rates suit datasets of different sizes. With `map_epochs`, a MAP phase comes first. It
-    trains the posterior mean with `bnn.map_objective` and the same optimizer, and leaves everything else at its initial
-    value.
+    so that the same learning rates suit datasets of different sizes. With `map_epochs`, a MAP phase comes first. The MAP phase
+    trains the posterior mean with `bnn.map_objective` and the same optimizer, and leaves everything else at its initial value.
 
     The same seed gives the same result bit for bit on the same machine. To continue a run that was interrupted or killed, call
     `fit` again with the same arguments and the same `checkpoint` path; the result is the same as without the interruption. The
-    run draws its random numbers (shuffling, dropout, draws of weights) from its own streams. It leaves the global generators of
-    torch, NumPy and Python as they were. Random transforms in persistent workers are outside the control of `fit`, so the caller
-    must make them reproducible.
+    run draws its random numbers (shuffling, dropout, draws of weights) from its own streams. The run leaves the global generators
+    of torch, NumPy and Python as they were. Random transforms in persistent workers are outside the control of `fit`, so the
+    caller must make them reproducible.
 
     After Ctrl-C, the current step finishes and the checkpoint is written before `KeyboardInterrupt` is raised. A second Ctrl-C
-    interrupts at once. If a batch raises an error, the model has the parameters after the last step before that batch. The error
-    says how many steps were taken. A step with non-finite gradients is not taken, and an error is raised. With
+    interrupts at once. If a batch raises an error, the model keeps the parameters that the last step before this batch produced.
+    The error says how many steps were taken. A step with non-finite gradients is not taken, and an error is raised. With
     `Steps(skip_not_finite=True)`, training continues instead. On a GPU with a fused optimizer, the error for non-finite gradients
     may come up to 64 steps late, and the steps in between are not taken. With other optimizers the error comes at once.
 
@@ -105,13 +104,13 @@ def fit(
             than three epochs with a constant rate. `"constant"` keeps the rate unchanged; this is the default if you pass your
             own optimizer. If you continue a finished run for more epochs, the rate follows the schedule of the new length.
         validation: Batches for the validation NLL of each epoch. A `Validation` also sets the number of draws.
-        patience: Number of epochs without a better validation NLL after which training stops and returns to the best
-            epoch. Epochs of the MAP phase, and epochs in which the KL schedule is below 1, do not count.
+        patience: Number of consecutive epochs without a better validation NLL after which training stops. The model then returns to
+            the best epoch. Epochs of the MAP phase, and epochs in which the KL schedule is below 1, do not count.
         num_draws: Number of draws S per step; by default the number that the posterior recommends.
         device: Device to train on; the model is moved to it. By default the model stays on its device. `Devices` trains
             in several processes.
-        checkpoint: File in which the run is stored after each epoch, and from which `fit` continues the run. With a
-            `Checkpointing`, the run can be stored more often or start again.
+        checkpoint: File in which the run is stored after each epoch, and from which `fit` continues the run. Pass a
+            `Checkpointing` to store the run more often or to start again.
         seed: Integer seed of all randomness. By default it is drawn from torch's global generator.
         progress: Whether to show a progress bar and print the findings at the end. If there is no terminal, a line is
             printed now and then.
@@ -131,13 +130,13 @@ def fit(
         update: Actions of a particular method in each step, for example of `baselines.VOGN`.
         average: Decay per step of an exponential average of the parameters, such as 0.999. Pass an `Average` to start averaging
             after a part of the run, or to take a plain mean. The average replaces the parameters for validation and at the end.
-            Each time, a network with BatchNorm needs a pass over the training data for the statistics of the average. Callbacks
-            see the unaveraged parameters. If a run ends with an error, the model also has the unaveraged parameters.
+            Each replacement in a network with BatchNorm needs a pass over the training data, for the statistics of the average.
+            Callbacks see the unaveraged parameters. If a run ends with an error, the model also has the unaveraged parameters.
 
     Returns:
-        One entry per epoch; see `History`. Its `findings` list problems, each with a remedy: training has not converged, the
-        posterior's scales did not change, the KL dwarfs the data term, or predictions are worse than those of the starting
-        network.
+        One entry per epoch; see `History`. The history's `findings` list problems, each with a remedy: training has not
+        converged, the posterior's scales did not change, the KL dwarfs the data term, or predictions are worse than those of the
+        starting network.
 
     Raises:
         ValueError: If an argument is out of range; if the loader is empty; if inputs, targets or gradients are invalid

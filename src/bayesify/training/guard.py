@@ -37,8 +37,8 @@ class Guard:
     non-finite gradients.
 
     If `skips` (the number of models) is given, the guard skips steps with non-finite gradients instead of raising an error.
-    The parameters, buffers and optimizer state of models with non-finite gradients then stay unchanged. `finite` says which
-    models took the last step, [R]. Without an optimizer, the guard only stores buffers.
+    The parameters, buffers and optimizer state of models with non-finite gradients then stay unchanged. `finite` [R] says which
+    models took the last step. Without an optimizer, the guard only stores buffers.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer | None, skips: int | None = None) -> None:
@@ -66,8 +66,8 @@ class Guard:
         step, it is a tensor.
 
         The norm is computed from squares, as in optimizers, so a gradient whose square overflows counts as non-finite. For a
-        non-finite gradient, buffers are restored and `NotFiniteError` is raised, unless the error is deferred to `read` or the
-        guard skips steps.
+        non-finite gradient, the guard restores buffers and raises `NotFiniteError`, unless it skips steps or defers the error to
+        `read`.
         """
         grads = {name: parameter.grad for name, parameter in self._named if parameter.grad is not None}
         if not grads:
@@ -109,11 +109,11 @@ class Guard:
         return total
 
     def _may_skip(self) -> bool:
-        """Whether a model may skip this step; always true on a GPU, where reading the flags would wait for the device."""
+        """Whether some model might skip this step; always true on a GPU, because reading the flags would wait for the device."""
         return self.finite.is_cuda or not bool(self.finite.all())
 
     def step(self) -> None:
-        """Take the optimizer's step; with a fused optimizer on a GPU, the step does nothing after a non-finite gradient."""
+        """Take the optimizer's step. After a non-finite gradient, the step of a fused optimizer on a GPU does nothing."""
         optimizer = self._optimizer
         assert optimizer is not None
         if self._skips is not None:
@@ -168,7 +168,7 @@ class Guard:
             kept.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
 
     def _buffers(self) -> list[_Group]:
-        """The current buffers, and their concatenated values, grouped by device and type."""
+        """The buffers, grouped by device and type, and the concatenated values of each group."""
         groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
         for part in self._parts:
             for name, buffer in part._buffers.items():

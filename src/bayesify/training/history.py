@@ -14,8 +14,8 @@ class History(list[dict[str, Any]]):
     epoch's steps), `kl` (nats, whole network, mean over steps; in the MAP phase `-log p` of the mean), `kl_weight` (in the
     last step), `elbo` (nats, whole dataset, mean over steps, with the KL weights in use), `learning_rate`, `seconds`. If several
     models are trained, the keys `nll_by_model` and `elbo_by_model` are added. `Steps(skip_not_finite=True)` adds `skipped_steps`
-    (for each model). A validation loader adds `validation_nll` and `validation_accuracy`, or `validation_rmse` and
-    `validation_coverage_90`.
+    (for each model). A validation loader adds `validation_nll`; for classes, also `validation_accuracy`; for numbers, also
+    `validation_rmse` and `validation_coverage_90`.
 
     Means are taken over the steps that were not skipped, and over the models that took a step. The means are NaN in an epoch in
     which all steps were skipped. A model that took no step ranks last: its entry is infinity in `nll_by_model` and minus infinity
@@ -23,9 +23,8 @@ class History(list[dict[str, Any]]):
 
     Attributes:
         findings: Problems of the training run, each with a remedy.
-        notes: Further remarks by subject. `"capture"` says whether steps ran as CUDA graphs, and if not, why.
-            `"comparison"` says that `fit` could not detect slightly worse predictions, because the run had no
-            validation data.
+        notes: Further remarks, one per subject. `"capture"` says whether steps ran as CUDA graphs, and if not, why.
+            `"comparison"` says that `fit` could not detect slightly worse predictions, because the run had no validation data.
     """
 
     def __init__(self, rows: Iterable[dict[str, Any]] = ()) -> None:

@@ -17,7 +17,7 @@ from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Fold of each row, [N], for K random folds of nearly equal size. Each group in `groups` [N] is spread evenly over the
+    """For each row, its fold among K random folds of nearly equal size, [N]. Each group in `groups` [N] is spread evenly over the
     folds."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
@@ -88,11 +88,11 @@ def train_held_out(
         weights: Number of examples that each row represents, [N].
         seed: Seed of batches and dropout.
         progress: Label of the progress display, which shows the steps and the time left; empty for no display.
-        halves: Whether to return predictions for each half of a network's held-out rows. These predictions are made at the step
-            that is best for the other half. If there are few rows, their score at their own best step is too optimistic.
+        halves: Whether to return predictions for each half of a network's held-out rows. Each half is predicted at the step that
+            is best for the other half. At its own best step, the score of few rows would be too optimistic.
 
     Returns:
-        The best steps, [R]. If `halves` is true, also the predictions, [R, N, outputs], with 0 for training rows.
+        The best steps, [R]. If `halves` is true, also the predictions for held-out rows, [R, N, outputs]; 0 for training rows.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches, num_examples = _batches(x, y, omega, held, steps)
@@ -126,7 +126,8 @@ def train_held_out(
 def _batches(
     x: Tensor, y: Tensor, omega: Tensor, held: np.ndarray, steps: StoppedSteps
 ) -> tuple[StackedBatches, float]:
-    """Batches of each network's training rows, whose weights have mean 1, and the number of examples in these rows."""
+    """Batches of each network's training rows, with weights scaled to mean 1, and the number of examples that these rows
+    represent."""
     used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
     means = [float(omega[rows].mean()) for rows in used]
     num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
@@ -147,7 +148,7 @@ class _Best:
         self.at = np.zeros(len(members), dtype=np.int64)  # best check of each network
 
     def look(self, scores: Tensor) -> None:
-        """Store the weights of the networks that improved. `scores` are the scores of each network's held-out rows, [R, B]."""
+        """Store the weights of the networks that improved. `scores` [R, B] has the score of each held-out row of each network."""
         self.looks += 1
         scores = (scores * self._weights).mean(1)
         better = scores > self._scores
@@ -182,8 +183,8 @@ class _Halves:
         self._outputs: Tensor | None = None
 
     def look(self, scores: Tensor, outputs: Tensor) -> None:
-        """Store the outputs [R, B, O] of the networks that improved. `scores` are the scores of each network's held-out rows, [R,
-        B]."""
+        """For each half, store the outputs [R, B, O] of the networks that improved on the other half. `scores` [R, B] has the
+        score of each held-out row of each network."""
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
             score = (scores * self._weights * scored).mean(1)

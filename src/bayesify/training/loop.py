@@ -147,7 +147,8 @@ class TrainingLoop:
         return self._first_batches(count, iterate_seeded(self.loader, derive_seed(self.plan.seed, "noise data")))
 
     def _first_batches(self, count: int, items: Iterable[Any] | None = None) -> list[Batch]:
-        """The first batches with positive example weight, up to `count` examples. The loader's random state is restored."""
+        """The first batches whose example weights are not all 0, until they contain `count` examples. The loader's random state
+        is restored."""
         found: list[Batch] = []
         with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
             for item in self.loader if items is None else items:
@@ -159,7 +160,8 @@ class TrainingLoop:
         return found
 
     def _keep_draws(self) -> None:
-        """Give each of a set of draws its own batch statistics. If memory is too small, predictions use averages over draws."""
+        """Store draws, each with its own batch statistics. If memory is too small, predictions use batch statistics averaged over
+        draws."""
         bnn = self.model.module
         if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
             return
@@ -263,7 +265,7 @@ class TrainingLoop:
         return _mean(nll, trained), _mean(kl, trained)
 
     def _check_finite(self) -> None:
-        """Raise an error if a step was not finite or produced a non-finite parameter."""
+        """Raise an error if a step had non-finite gradients or produced a non-finite parameter."""
         with self._telling():
             self.step.check()
         name = find_not_finite(self.model.module.named_parameters())
@@ -451,8 +453,7 @@ def delayed_interrupt() -> Iterator[threading.Event]:
     """Delay the first Ctrl-C so that a loop can finish its step and save. The first Ctrl-C only sets the event that the context
     yields. A second Ctrl-C interrupts at once.
 
-    The SIGINT handler is replaced in the main thread only. Other threads, and handlers that are not Python's own, are
-    left alone.
+    The SIGINT handler is replaced only in the main thread, and only if it is a Python function.
     """
     requested = threading.Event()
     in_main_thread = threading.current_thread() is threading.main_thread()
@@ -479,8 +480,8 @@ def _raise(error: Exception, cause: Exception) -> NoReturn:
 
 
 def _means(sums: list[Any]) -> tuple[np.ndarray, ...]:
-    """Four values: the weighted mean of the NLL over examples, the mean of the KL over steps, the mean of the bound over steps,
-    and whether a step was taken. Each is a scalar, or [R] for R models."""
+    """Four values: the mean NLL over weighted examples, the mean KL over steps, the mean bound over steps, and whether a step was
+    taken. Each is a scalar, or [R] for R models."""
     nll, kl, bound, steps, weight = map(np.array, sums)
     with np.errstate(invalid="ignore"):  # 0 / 0 if no step was taken
         return nll / weight, kl / steps, bound / steps, steps > 0

@@ -62,8 +62,8 @@ Read = Callable[[int], list[Batch]]
 class LearnedNoise:
     r"""Noise variance of `likelihoods.Gaussian()` in one run of `fit`.
 
-    The variance starts at the mean squared residual of the network that was made Bayesian, or of the mean of a posterior that was
-    trained before. If this network hardly beats the targets' mean, the variance starts at a tenth of the targets' variance. For
+    The variance starts at the mean squared residual of the network that was made Bayesian or, after earlier training, of the
+    posterior mean. If this network hardly beats the targets' mean, the variance starts at a tenth of the targets' variance. For
     given weights, the bound is largest at
 
     $$ \sigma^2 = \frac{1}{N O} \sum_n \mathbb{E}_q \| y_n - f(x_n) \|^2, $$
@@ -71,20 +71,21 @@ class LearnedNoise:
     the weighted mean over N examples with O outputs. After each epoch, the variance is set to this value, which follows
     from the epoch's mean negative log-likelihood. In the first two thirds of the epochs, the variance may only become
     smaller. If the network has dropout, the residuals of training batches are larger than the residuals of predictions.
-    In this case, and if a run stops early, the final variance comes from predictions in evaluation mode on the first
-    rows of the data.
+    With dropout, or if a run stops early, the final variance comes from predictions in evaluation mode on the first rows of the
+    data.
 
     A network memorizes part of the noise of its training rows. The final variance is therefore widened until the predictive
-    variance is at least the mean squared residual of training rows times `jacobians.effective.held_out_ratio`. The predictive
-    variance includes the epistemic variance v. The formula above includes v, so predictions would count v twice. If this ratio is
-    known and the draws are not members of an ensemble, the final variance is therefore reduced until the predictive variance
-    equals the ratio times the mean squared residual. This reduction stops at the mean squared residual.
+    variance is at least `jacobians.effective.held_out_ratio` times the mean squared residual of training rows. The predictive
+    variance includes the epistemic variance v. The formula for $\sigma^2$ also includes v, so predictions would count v twice. If
+    `held_out_ratio` is known and the draws are not members of an ensemble, the final variance is therefore reduced until the
+    predictive variance equals the ratio times the mean squared residual. The variance is not reduced below the mean squared
+    residual.
 
     With `rescales`, the last layer may be rescaled to units of the targets; see `restart`.
 
     Attributes:
         replaced: Value of the variance before the change at the end of an epoch, by parameter name. The mapping is empty once the
-            epoch is in the history. A checkpoint that is written before that moment stores the earlier value, because a continued
+            epoch is in the history. A checkpoint that is written earlier stores the value before the change, because a continued
             run makes the change again.
         new_rows_ratio: Mean squared error on new rows divided by the mean squared error on training rows. It is known
             after `finish`, and it is 1 if it cannot be determined.
@@ -188,7 +189,8 @@ class LearnedNoise:
 
     @torch.no_grad()
     def finish(self, read: Read, device: torch.device, num_data: int, stopped: bool) -> None:
-        """Set the final variance, if needed from predictions in evaluation mode, and adapt it to new rows; see `LearnedNoise`."""
+        """Set the final variance, which may come from predictions in evaluation mode, and adapt it to new rows; see
+        `LearnedNoise`."""
         bnn = self._model.module
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
             return

@@ -1,4 +1,4 @@
-"""R perceptrons with point estimates that run together as products of stacked matrices: the fast path of a `ModelStack`."""
+"""The fast path of a `ModelStack`: R perceptrons with point estimates run together as products of stacked matrices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Perceptrons:
     with a transposed right factor are several times slower, so matrices are transposed first. On a CPU, dropout masks
     are slices of a fixed pool at random offsets, because drawing new masks costs more than the rest of the step.
 
-    The networks have the same architecture; see `of`. `names` maps the name of each weight or bias in the network to its
+    The networks have the same architecture; see `of`. `names` maps the name of each weight or bias in the plain network to its
     name in a model, in the order of the layers. The modes (train or eval) of the given layers are used.
     """
 
@@ -114,7 +114,7 @@ class Perceptrons:
         return x
 
     def prior(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Prior precision of each parameter, [R, P] or [1, P], and the penalty of a network whose weights are 0, [R]."""
+        """Prior precision of each parameter, [R, P] or [1, P], and the penalty [R] of each network if its weights were 0."""
         precisions, constants = self._prior
         if precisions.dtype != like.dtype or precisions.device != like.device:
             self._prior = precisions.to(like), constants.to(like)
@@ -132,7 +132,7 @@ class Perceptrons:
 
 
 def _acts_on_rows(part: nn.Module, width: int, like: Tensor) -> bool:
-    """Whether a module without parameters maps each row [D] the same way in rows [B, D] and in stacked rows [R, B, D]."""
+    """Whether a module without parameters gives a row [D] the same result in a batch [B, D] and in stacked batches [R, B, D]."""
     if any(True for _ in part.parameters()) or any(True for _ in part.buffers()):
         return False
     x = torch.linspace(-3, 3, 12 * width, dtype=like.dtype, device=like.device).sin().view(3, 4, width)

@@ -31,7 +31,7 @@ def iterate_seeded(loader: Iterable[Any], seed: int) -> Iterator[Any]:
 
     Loaders shuffle and transform with torch's global generator. While an item is fetched, the global generator follows this
     stream; afterwards, it is restored to its previous state. Batches therefore do not depend on how many random numbers the
-    network has used. If batches are skipped, the next batch is the same as without skipping.
+    network has used. If batches are skipped, the next batch is the same as if the skipped batches had been used.
     """
     state = torch.Generator().manual_seed(seed).get_state()
     iterator: Iterator[Any] | None = None
@@ -63,7 +63,7 @@ def seeded_globals(seed: int) -> Iterator[None]:
 
 
 class PlainGenerator:
-    """Generator of NumPy or Python whose state is read and set as in torch, as bytes in a tensor."""
+    """Generator of NumPy or Python whose state is a tensor of bytes, as in torch."""
 
     def __init__(self, source: np.random.BitGenerator | np.random.RandomState | random.Random) -> None:
         self._source = source
@@ -119,7 +119,7 @@ def loader_generators(loader: Any) -> list[torch.Generator | PlainGenerator]:
 
 @contextmanager
 def loader_generators_kept(loader: Any) -> Iterator[None]:
-    """Restore the `loader_generators` at the end."""
+    """Context that restores the states of the `loader_generators` at its end."""
     generators = loader_generators(loader)
     states = [generator.get_state() for generator in generators]
     try:
@@ -151,8 +151,8 @@ def _parts(one: Any) -> list[Any]:
 
 
 def set_network_state(state: Tensor, device: torch.device) -> None:
-    """Set the global generators to the states in `state`, which are the joined `generator_states`. If the states do not include
-    the device's generator, only the CPU's generator is set."""
+    """Set the global generators to `state`, which joins the `generator_states`. If `state` does not include the device's
+    generator, only the CPU's generator is set."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda" and state.numel() > size:

@@ -69,7 +69,7 @@ class Score(Plain):
 
     @property
     def unit_nats(self) -> float:
-        """The part of the NLL per example that depends on the unit of the targets in regression; 0 in classification."""
+        """In regression, the part of the NLL per example that depends on the unit of the targets; 0 in classification."""
         return self.numbers * math.log(self.guess) if self.rmse is not None and self.guess else 0.0
 
 
@@ -90,7 +90,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 
 def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0) -> float | None:
-    """Decrease of a minimized series in its last third, in the unit of the series; `None` if it is not significant."""
+    """Decrease of a minimized series in its last third, in the unit of the series; `None` if the decrease is not significant."""
     last = list(values[-max(MIN_TREND_WINDOWS, len(values) // 3) :])
     if len(last) < MIN_TREND_WINDOWS or not all(map(math.isfinite, values)):
         return None
@@ -108,8 +108,8 @@ def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0)
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: float = 0.0) -> list[Finding]:
-    """Return a finding if the NLL per example, or the whole objective per example, is still falling at the end; for `unit_nats`
-    see `Score.unit_nats`."""
+    """Return a finding if the NLL or the whole objective, each per example, is still falling at the end; for `unit_nats` see
+    `Score.unit_nats`."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, MIN_GAIN_SHARES[name], unit_nats)
         if gain is not None:
@@ -122,7 +122,7 @@ def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: flo
 
 
 def members_apart(nll: Sequence[float], what: str = "members of the ensemble", unit_nats: float = 0.0) -> list[Finding]:
-    """Return a finding if some members of an ensemble, or models of a stack, are much worse than the best member."""
+    """Return a finding if some members of an ensemble, or some models of a stack, are much worse than the best one."""
     best = min(nll)
     behind = sum(value > best + max(0.1, 0.25 * abs(best - unit_nats)) for value in nll)
     if not behind:
@@ -263,13 +263,13 @@ def worse_than_start(start: Score, now: Score, held_out: bool) -> list[Finding]:
 
 
 def less_calibrated(start: Score, now: Score) -> list[Finding]:
-    r"""Return a finding if, on held-out data, confidence is further from accuracy than for the starting network (see
-    `worse_than_start`).
+    r"""Return a finding if, on held-out data, the gap between confidence and accuracy is larger than for the starting network
+    (see `worse_than_start`).
 
     The gap $|\text{accuracy} - \text{mean confidence}|$ is a lower bound of the ECE and needs no bins. The gap must
-    exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The increase of the gap over that of the starting network
-    must exceed `MIN_CALIBRATION_RISE` and two standard errors of the difference on the same examples. Training data do not show
-    this gap, because a network is more often right on training data than on new data. An untrained network is no standard of
+    exceed `MIN_CALIBRATION_GAP` and two standard errors of the gap. The gap must exceed the starting network's gap by
+    `MIN_CALIBRATION_RISE` and by two standard errors of their difference on the same examples. Training data do not show this
+    gap, because a network is more often right on training data than on new data. An untrained network is no standard of
     comparison, because it is calibrated only by chance.
     """
     parts = [
@@ -300,9 +300,9 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
 def coverage_off(score: Score, held_out: bool) -> list[Finding]:
     r"""Return a finding if 90 % intervals cover far more or far fewer than 90 % of the targets, beyond chance.
 
-    Far means above 95 %, or below 85 % (82 % on training rows). A share c of n rows is beyond chance if the likelihood
-    ratio puts it more than three standard deviations from the limit l: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, with the
-    KL of Bernoulli variables.
+    Far means above 95 %, or below 85 % (82 % on training rows). A coverage c of n rows is beyond chance if the likelihood ratio
+    puts c more than three standard deviations from the limit l: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, with the KL of Bernoulli
+    variables.
     """
     if score.coverage is None or score.count < MIN_COVERED_EXAMPLES:
         return []

@@ -1,4 +1,4 @@
-"""Optimizer and schedules of a training run: the factor on the KL, and the learning rate."""
+"""Optimizer of a training run, and schedules of the factor on the KL and of the learning rate."""
 
 import math
 from dataclasses import dataclass

@@ -61,8 +61,8 @@ class ModelStack(nn.Module, Trainable):
         num_data: Number of examples N of each model, if the numbers differ; by default the number passed to `terms`.
         vectorize: Whether to run the models at once; `False` runs them in a loop.
         likelihoods: G likelihoods that replace the models' own likelihoods. Each likelihood is shared by R / G
-            consecutive models and trained with them. Perceptrons may have different kinds of likelihood. Each kind of likelihood
-            then uses only the first outputs of a network, as many as the likelihood needs.
+            consecutive models and trained with them. Perceptrons may have different kinds of likelihood. Each likelihood then
+            uses only as many of a network's first outputs as it needs.
 
     Raises:
         ValueError: If there is no model, if the models differ in more than their values, or if likelihoods cannot be
@@ -161,7 +161,8 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def num_models(self) -> int | None:
-        """Number of models R; `None` if models share likelihoods, whose parameters have no row per model."""
+        """Number of models R; `None` if models share likelihoods, because parameters of shared likelihoods have no row per
+        model."""
         return None if self._shared else len(self)
 
     @property
@@ -218,7 +219,7 @@ class ModelStack(nn.Module, Trainable):
         return len(self._models)
 
     def stacked(self, name: str) -> nn.Parameter:
-        """A stacked parameter by its name in one model, [R, *shape]."""
+        """The stacked parameter [R, *shape] that has this name in a single model."""
         return self.get_parameter(self._names[name])
 
     @torch.no_grad()
@@ -265,7 +266,7 @@ class ModelStack(nn.Module, Trainable):
     # -- outputs and scores ----------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor) -> Tensor:
-        """Outputs [R, B, O] of each model for its own rows [R, B, ...], with one draw of each model."""
+        """Outputs [R, B, O] of the models, each for its own rows [R, B, ...] and with one draw."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and fast.take(x, 1, weights[0]):
             return fast.terms(x, weights)[0] if torch.is_grad_enabled() else fast.run(x, weights)
@@ -280,8 +281,8 @@ class ModelStack(nn.Module, Trainable):
         return self._scores(outputs, y, held_out=True)
 
     def _scores(self, outputs: Tensor, y: Tensor, held_out: bool = False) -> Tensor:
-        """For each row of each model, the density that training maximizes or, if `held_out` is true, the held-out score, [R,
-        B]."""
+        """For each row of each model, the density that training maximizes; if `held_out` is true, the held-out score instead:
+        [R, B]."""
         if self._own:
             score = partial(_score_alike, self._likelihoods, held_out)
             return torch.func.vmap(score)(outputs, y, {name: getattr(self, key) for name, key in self._own.items()})
@@ -299,8 +300,8 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms of the perceptrons' objectives; `None` if the fast path cannot run, or if a value is not finite, which
-        `_by_models` then reports."""
+        """Both terms of the perceptrons' objectives; `None` if the fast path cannot run, or if a value is not finite
+        (`_by_models` then reports it)."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
@@ -415,8 +416,8 @@ def _score_alike(
     y: Tensor,
     values: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Scores [...] of rows with outputs [..., O]. There are G likelihoods that differ only in values, and each of them scores an
-    equal part of the first axis. If there is only one likelihood, `values` replaces its parameters."""
+    """Scores [...] of rows with outputs [..., O]. Each of G likelihoods, which differ only in values, scores an equal part of the
+    first axis. If there is only one likelihood, `values` replaces its parameters."""
     first, rows, count = likelihoods[0], outputs.shape[:-1], len(likelihoods)
     flat, y = outputs.flatten(0, -2), y.flatten(0, len(rows) - 1)
     wanted = first.target_shape(flat)
@@ -485,7 +486,7 @@ def _kinds(parameters: dict[str, nn.Parameter]) -> dict[str, Any]:
 
 
 def _template(models: Sequence[Any]) -> Any:
-    """A copy of the first model. If the models' priors differ, its prior scales are buffers."""
+    """A copy of the first model. If the models' priors differ, the copy's prior scales are buffers."""
     template = copy.deepcopy(models[0])
     if not isinstance(template, BayesianNetwork):
         return template

@@ -67,7 +67,7 @@ def _terms_in_turn(
 
 
 class Sums:
-    """Sums over an epoch. They are on the device and are updated in place, so no step waits for the device.
+    """Sums over an epoch. The sums are on the device and are updated in place, so no step waits for the device.
 
     The order of the sums is: weighted NLL over examples, KL, bound, number of steps, example weights.
     """
@@ -90,7 +90,7 @@ class Sums:
         return found
 
     def set(self, values: list[Any]) -> None:
-        """Inverse of `read`; a number among lists applies to all R models, and an empty list sets all sums to 0."""
+        """Inverse of `read`. A number in place of a list applies to all R models, and an empty list sets all sums to 0."""
         if not values:
             self.values.zero_()
             return
@@ -152,8 +152,8 @@ class Step:
 
         `share` is the fraction of the run that is finished, and `first` is the number of the window's first batch in its epoch.
         Raises `BatchError` if a batch is not valid or its gradients are not finite. In this case, the step has changed neither
-        the model nor the optimizer. An error of the scheduler after the step is also a `BatchError`, but the step counts as
-        taken.
+        the model nor the optimizer. An error that the scheduler raises after the step is also a `BatchError`, but the step counts
+        as taken.
         """
         batch, size = first, sum(whole for _, _, whole in window)
         self._let_rate_fall(share)
@@ -248,7 +248,8 @@ class Step:
             parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a batch. Return its mean log-likelihood times its number of examples, and its share of the KL."""
+        """Add the gradients of a batch. Return the batch's mean log-likelihood times its number of examples, and the batch's
+        share of the KL."""
         batch, own, whole = part
         with nullcontext() if last else self.processes.without_sync(self.objective):
             with self.autocast():

@@ -1,4 +1,4 @@
-"""The training task, which is the input of every method that is not a posterior, and the training of the task's network to the
+"""The training task, which every method that is not a posterior takes as input, and the training of the task's network to the
 maximum a posteriori."""
 
 from collections.abc import Iterable
@@ -29,9 +29,8 @@ class TrainingTask:
     Args:
         net: The untrained network.
         likelihood: Likelihood p(y | outputs).
-        loader: Batches (inputs, targets), or (inputs, targets, example weights) from the estimators. The loader can be
-            iterated once per epoch. `training.fitting.fit` takes both forms; your own loop can read either form with
-            `x, y, *weights = batch`.
+        loader: Batches (inputs, targets); the estimators give (inputs, targets, example weights). The loader can be iterated once
+            per epoch. `training.fitting.fit` takes both forms; your own loop can read either form with `x, y, *weights = batch`.
         prior: Prior p(weights), not yet bound to a network.
         num_data: Number N of examples in the dataset.
         epochs: Number of passes over the data. A method with several phases divides the passes among the phases.
@@ -49,7 +48,7 @@ class TrainingTask:
     point: BayesianNetwork[Any] | None = None
 
     def batches(self) -> list[Batch]:
-        """All batches of the loader, without examples of weight 0. Reading them leaves the caller's global generators
+        """All batches of the loader, without examples of weight 0. Reading the batches leaves the caller's global generators
         unchanged."""
         with own_generators():
             found = [parse_batch(item).weighed() for item in self.loader]
@@ -59,9 +58,10 @@ class TrainingTask:
 def train_point(task: TrainingTask) -> BayesianNetwork:
     """Train a network to the maximum a posteriori by Adam. The result is a Bayesian network with one draw.
 
-    Laplace, SWAG and the estimators start from the resulting network. The learning rate is constant in the first half and then
-    decays. With decay from the start, a few hundred steps underfit (the NLL of Laplace on two clusters of a cosine was -0.04
-    instead of -0.65). Without decay, training in batches gives noisy weights (the RMSE on kin8nm was 0.086 instead of 0.082).
+    Laplace, SWAG and the estimators start from the resulting network. The learning rate is constant in the first half of the
+    epochs and then decays. If the rate decays from the start, a few hundred steps underfit (on two clusters of a cosine, the NLL
+    of Laplace was -0.04 instead of -0.65). If the rate does not decay, training in batches gives noisy weights (on kin8nm, the
+    RMSE was 0.086 instead of 0.082).
     """
     if task.point is not None:
         return task.point

@@ -25,7 +25,8 @@ MAX_GUESSED_EXAMPLES = 4096
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
-    """The predictor of a model in training: the model itself, or its module; raises `TypeError` if neither is a predictor."""
+    """The predictor of a model in training, which is the model itself or its module; raises `TypeError` if neither is a
+    predictor."""
     for part in (model, model.module):
         if isinstance(part, Predictor):
             return part
@@ -43,11 +44,11 @@ def predict_plain(network: nn.Module, x: Any, likelihood: Likelihood, output: st
 class Totals:
     r"""Scores of predictions, accumulated batch by batch and weighted by example weights.
 
-    If `seen` is true, the model was trained on the examples, so their targets lie closer to the predictions than the targets of
-    new rows. In a linear model, the residual of a training row is smaller than the residual of a new row by the factor $1 - h$.
-    The leverage is $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the noise. Coverage is then computed for
-    the residual $r / (1 - h)$ with the variance $\sigma^2 + v / (1 - h)$. Residuals are multiplied by at least the square root of
-    `ratio`. This ratio is the mean squared error on new rows divided by the mean squared error on training rows.
+    If `seen` is true, the model was trained on the examples, so their residuals are smaller than those of new rows. In a linear
+    model, the residual of a training row with leverage h is $1 - h$ times its residual as a new row. The leverage is
+    $h = v / \sigma^2$, where v is the epistemic variance and $\sigma^2$ the noise. For training rows, coverage is therefore
+    computed for the residual $r / (1 - h)$ with the variance $\sigma^2 + v / (1 - h)$. The factor on the residual is at least the
+    square root of `ratio`. `ratio` is the mean squared error on new rows divided by the mean squared error on training rows.
     """
 
     def __init__(self, seen: bool = False, ratio: float = 1.0) -> None:
@@ -111,7 +112,8 @@ class Totals:
         return Score(means["nll"], means.get("accuracy"), self.count, rmse, self._guess(), **known)
 
     def _guess(self) -> float | None:
-        """Score of the best constant guess: the entropy of the labels in nats, or the RMSE of the mean of the targets."""
+        """Score of the best constant guess: for classes, the entropy of the labels in nats; for numbers, the RMSE of the targets'
+        mean."""
         if not self._targets:
             return None
         targets = torch.cat(self._targets)

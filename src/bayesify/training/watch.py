@@ -49,8 +49,8 @@ NOT_COMPARED = (
 
 
 class Trace:
-    """Sums of the objective's terms at the ends of windows of consecutive steps; all windows have the same number of steps. The
-    sums stay on the device and are read once at the end."""
+    """Running sums of the objective's terms, recorded at the end of each window of consecutive steps; all windows are equally
+    long. The sums stay on the device and are read once at the end."""
 
     def __init__(self) -> None:
         self.marks: list[tuple[Tensor, int]] = []  # since the first step: sums as in `Sums`, and number of examples
@@ -76,8 +76,8 @@ class Trace:
         return sums.clone() if self._earlier is None else self._earlier + sums
 
     def read(self) -> tuple[list[float], list[float]]:
-        """Two lists with one entry for each window in which a step was taken: the NLL per example and the KL, both averaged over
-        models. Reading them waits for the device."""
+        """Two lists, the NLL per example and the KL, both averaged over models, with one entry for each window in which a step
+        was taken. Reading the lists waits for the device."""
         if not self.marks:
             return [], []
         totals = torch.stack([total for total, _ in self.marks]).double().cpu()  # [W, 4] or [W, 4, R]
@@ -113,8 +113,8 @@ class Trace:
 class Watch:
     """Observes one run of `fit`: the course of the objective, the starting network, and the spread of the weights.
 
-    It does not change the run's results, consume its random numbers or delay its steps. An error during observation
-    does not end the run. If several processes train together, only the first process observes.
+    The watch does not change the run's results, consume its random numbers or delay its steps. An error during observation does
+    not end the run. If several processes train together, only the first process observes.
     """
 
     def __init__(self, model: Trainable, settings: Settings, batches: int | None, device: torch.device) -> None:
@@ -138,7 +138,8 @@ class Watch:
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Begin a new run, not a continued one. `score` takes a prediction function and returns its validation scores."""
+        """Begin a new run, not a continued one. `score` takes a prediction function and returns the validation scores of its
+        predictions."""
         if self._looks:
             with self._aside():
                 self._widths, self.spread = weight_spread(self.model, self.device)
@@ -155,7 +156,7 @@ class Watch:
             self._totals = Totals()
 
     def before_step(self, phase: Phase, batches: Sequence[Batch], last_epoch: bool) -> None:
-        """Look at the batches of a step before it is taken."""
+        """Look at the batches of a step before the step is taken."""
         if phase != self.phase:
             self.trace, self.phase = Trace(), phase
         for batch in batches if self._network is not None else ():
@@ -197,7 +198,7 @@ class Watch:
         return prediction
 
     def _tell(self, found: list[Finding]) -> None:
-        """Warn of findings before training. They are reported again at the end of training."""
+        """Warn of findings that are known before training. The findings are reported again at the end of training."""
         self.first = self.first + found
         for finding in found:
             warnings.warn(f"fit: {finding}", stacklevel=2)
@@ -342,8 +343,8 @@ def start_network(model: Trainable) -> nn.Module | None:
 
 @torch.no_grad()
 def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
-    r"""Spread of each weight over draws, $\sqrt{\mathbb{E}(w - w')^2 / 2}$, and this spread relative to the weight's
-    root mean square."""
+    r"""Spread $\sqrt{\mathbb{E}(w - w')^2 / 2}$ of each weight over draws w and w', and this spread relative to the weight's root
+    mean square."""
     parts = (model, model.module) if isinstance(model, Trainable) else (model,)
     drawable = next((part for part in parts if isinstance(part, Drawable)), None)
     if drawable is None:
@@ -357,7 +358,7 @@ def weight_spread(model: Predictor | Trainable, device: torch.device) -> tuple[d
 
 
 def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.device, ratio: float = 1.0) -> Score:
-    """Score of a model's predictions on some training batches; see `Totals` for the ratio."""
+    """Score of a model's predictions on some training batches; see `Totals` for `ratio`."""
     predictor, totals = validated(model), Totals(seen=True, ratio=ratio)
     for batch in batches:
         part = batch.to(device)

@@ -10,9 +10,9 @@ _MATRICES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 @checked
 def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
-    r"""Sylvester's symmetric matrix of signs, $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j, with $H H = D I$.
+    r"""Sylvester's symmetric matrix H of signs, with $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j; $H H = D I$.
 
-    It is computed on the device, so that it works inside a compiled or captured function.
+    The matrix is computed on the device, so this function works inside a compiled or captured function.
 
     Args:
         size: Size D, a power of two.

@@ -24,7 +24,7 @@ _COMPILED: dict[Any, Any] = {}
 
 @triton.jit
 def _signs(left, right):
-    """Signs 1 or -1, depending on the parity of the number of bits that two indices below 256 share."""
+    """Signs 1 or -1, for an even or odd number of bits that are 1 in both of two indices below 256."""
     both = left & right
     both = both ^ (both >> 4)
     both = both ^ (both >> 2)
@@ -93,8 +93,8 @@ def _kernel(
 
 
 def terms(dtype: torch.dtype) -> tuple[int, int]:
-    """Numbers of bfloat16 terms in the two products: three (24 bits) for float32, two (16 bits) with tf32, and one or two for
-    16-bit types."""
+    """Number of bfloat16 terms in each of the two products: three (24 bits) for float32, two (16 bits) with tf32, and one or two
+    for 16-bit types."""
     if dtype == torch.bfloat16:
         return 1, 2
     if dtype == torch.float16:
@@ -103,10 +103,11 @@ def terms(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def fused_transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the transform by the matrix of entries 1 and -1. The last dimension is a power of two of at least 128.
+    """`scale` times the Walsh-Hadamard transform with matrix entries 1 and -1. The last dimension is a power of two of at least
+    128.
 
-    For float32, sums in tensor cores have a relative error of 1e-6 with three bfloat16 terms per number, or 4e-6 with two. With
-    tf32 the error would be 8e-4.
+    For float32, sums in tensor cores have a relative error of 1e-6 with three bfloat16 terms per number, and of 4e-6 with two
+    terms. With tf32 the error would be 8e-4.
 
     Args:
         x: Vectors [..., D] on a CUDA device, in 16-bit or 32-bit floats.

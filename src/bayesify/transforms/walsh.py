@@ -55,7 +55,7 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
     Raises:
         TypeError: If x is not a tensor of real floating-point numbers.
-        ValueError: If x has no dimension, or its last dimension is not a power of two.
+        ValueError: If x has no dimension, or if its last dimension is not a power of two.
     """
     if not x.is_floating_point():
         raise TypeError(f"hadamard: x is {x.dtype}; give a tensor of real floating-point numbers, such as x.float()")
@@ -79,13 +79,14 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
 
 def _nobody_differentiates(x: Tensor) -> bool:
-    """Whether only the value is needed, without a gradient, a tangent or a function transform. A faster path is then possible."""
+    """Whether only the value of the transform is needed, and no gradient, tangent or function transform. A faster path is then
+    possible."""
     watched = x.requires_grad and torch.is_grad_enabled()
     return not watched and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 class _Hadamard(torch.autograd.Function):
-    """The transform times a number. It is linear and symmetric, so its derivatives are the transform itself."""
+    """The transform times a number. The transform is linear and symmetric, so its derivatives are the transform itself."""
 
     if TYPE_CHECKING:  # torch's `apply` has no annotations
 
@@ -119,7 +120,8 @@ _Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: 
 
 
 def transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the transform with entries 1 and -1, without a gradient, by the fastest path for device, size and batch."""
+    """`scale` times the transform with entries 1 and -1, computed without a gradient on the fastest path for device, size and
+    batch."""
     # The fused kernel does not support float64, and small sizes are faster without it.
     if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > MAX_DENSE_SIZE and _triton_is_there():
         from bayesify.transforms.triton_kernel import fused_transform
@@ -161,7 +163,8 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
 
 
 def _by_butterflies(x: Tensor, scale: float) -> Tensor:
-    """Multiply by the innermost factor, then replace neighboring rows a, b by a + b, a - b in place, doubling the row length."""
+    """Multiply by the innermost factor. Then replace neighboring rows a and b by a + b and a - b in place, and repeat with
+    doubled row length."""
     size, many = x.shape[-1], x.numel() >= MIN_NUMBERS_FOR_HALF_FACTOR
     inner = FACTOR_SIZE // 2 if many else FACTOR_SIZE
     signs = sign_matrix(inner, x).mul(scale)

@@ -1,4 +1,4 @@
-"""Running statistics of normalization layers: their buffers, whether they come from a training run, and statistics per draw."""
+"""Running statistics of normalization layers: the buffers, the test whether a training run set them, and statistics per draw."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def running_statistics(network: nn.Module) -> dict[str, Tensor]:
 
 
 def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[Items]:
-    """Yield the batches of `batches`, unchanged. Before each batch, the momentum of every layer in `layers` is set.
+    """Yield the batches unchanged. Before each batch, the momentum of every layer in `layers` is set.
 
     After a pass over all batches, the running statistics are averages in which each batch is weighted by its size. Raises
     `ValueError` if there are no batches.
@@ -75,8 +75,8 @@ def is_trained(layer: _NormBase) -> bool:
 def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> tuple[str, ...]:
     """Names of the layers whose statistics stay fixed while a posterior trains; for `choice` see `bayesianize`.
 
-    `belong` says whether the statistics suit the initial draws of all posteriors; otherwise `"auto"` freezes no layer. Raises
-    `ValueError` if a name is not the name of a layer with running statistics.
+    `belong` says whether the statistics suit the initial draws of all posteriors; if it is false, `"auto"` freezes no layer.
+    Raises `ValueError` if a name in `choice` does not name a layer with running statistics.
     """
     layers = tracking_layers(network)
     if choice == "train":
@@ -95,7 +95,7 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
 
 
 def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
-    """The choice of `batch_statistics` that freezes the same layers regardless of the network's statistics."""
+    """A value of `batch_statistics` that freezes the layers `frozen`, whatever the network's statistics are."""
     tracking = tuple(tracking_layers(network))
     if frozen and frozen != tracking:
         return list(frozen)
@@ -104,7 +104,7 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
 
 @dataclass(frozen=True)
 class KeptStatistics:
-    """Running statistics of K draws that a seed determines, each computed with the draw's own weights.
+    """Running statistics of K draws, each computed with the draw's own weights; a seed determines the draws.
 
     The statistics are valid as long as the tensors that determine the draws and the forward passes stay the same. A checksum of
     the tensors on which the statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same
@@ -129,13 +129,13 @@ class KeptStatistics:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """For each of the first `num_draws` draws, copies of its buffers by name. They are copies because a pass in training mode
-        changes buffers in place."""
+        """For each of the first `num_draws` draws, copies of its buffers by name. The buffers are copies, because a pass in
+        training mode changes buffers in place."""
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        """A new object with the result of a function for each statistic."""
+        """A new object with `function` applied to each statistic."""
         return type(self)(self.seed, self.checksum, {name: function(value) for name, value in self.values.items()})
 
     def state(self) -> dict[str, Tensor]:
@@ -165,7 +165,7 @@ def checksum_of(modules: Iterable[nn.Module], without: Container[str]) -> int:
     """A 64-bit checksum of all parameters and buffers of modules: sums of their bits, mixed with their positions.
 
     The checksum is the same on every device. Tensors whose names are in `without` do not count. The positions of entries that
-    pruning kept do not count either, because they follow from the masks.
+    pruning kept do not count either, because these positions follow from the masks.
     """
     total: Tensor | None = None
     named = (pair for module in modules for pair in (*module.named_parameters(), *module.named_buffers()))

@@ -77,8 +77,8 @@ class Weight:
         - In a transposed kernel `(c_in, c_out/g, *k)`, inputs and outputs are first exchanged within each group.
         - An embedding table is the matrix that multiplies a one-hot row.
         - A vector is one column.
-        - For a parameter of an unknown module, the outputs are the first axis longer than 1 among the axes before the last two.
-          If no such axis is longer than 1, the outputs are the second-to-last axis.
+        - For a parameter of an unknown module, the outputs are the first axis of size above 1, not counting the last two axes. If
+          there is no such axis, the outputs are the second-to-last axis.
 
         Args:
             value: [*batch, *shape].
@@ -135,12 +135,12 @@ class Layer:
         return sum(weight.numel for weight in self.weights)
 
     def to_matrix(self, values: Mapping[str, Tensor]) -> Tensor:
-        """`[W b]` from the weights' values by name: [*batch, rows, cols]."""
+        """The matrix `[W b]`, [*batch, rows, cols], made from the weights' values by name."""
         parts = [weight.to_matrix(values[weight.name]) for weight in self.weights]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def from_matrix(self, matrix: Tensor) -> dict[str, Tensor]:
-        """The weights by name from `[W b]` of shape [*batch, rows, cols]."""
+        """The weights' values by name, taken from the matrix `[W b]`, [*batch, rows, cols]."""
         if len(self.weights) == 1:
             return {self.weights[0].name: self.weights[0].from_matrix(matrix)}
         found: dict[str, Tensor] = {}
@@ -154,9 +154,9 @@ class Layer:
 
 @dataclass
 class Catalog:
-    """All weights of a network, by first name in the order of `named_parameters()`.
+    """All weights of a network, under their first names and in the order of `named_parameters()`.
 
-    `refused` gives, by parameter name, the reason why a parameter must stay a point estimate (frozen, or not floating point).
+    `refused` maps the name of each parameter that must stay a point estimate to the reason (frozen, or not floating point).
     """
 
     weights: dict[str, Weight] = field(default_factory=dict)
@@ -171,8 +171,8 @@ class Catalog:
 def catalog(network: nn.Module) -> Catalog:
     """Describe every parameter of a network. A tensor that appears under several names is one weight with aliases.
 
-    Raises `ValueError` if a parameter is uninitialized (lazy modules), if the network has no parameters, or if the network
-    holds a function that runs one of its modules, because a copy would run the original module.
+    Raises `ValueError` if a parameter is uninitialized (lazy modules), if the network has no parameters, or if it holds a
+    function that runs one of its modules, because a copy of the network would run the original module.
     """
     _check_functions(network)
     names: dict[int, list[str]] = {}
@@ -206,8 +206,8 @@ def catalog(network: nn.Module) -> Catalog:
 
 
 def _check_functions(network: nn.Module) -> None:
-    """Raise `ValueError` for functions that refer to a module of the network, because in a copy they would run the original
-    module."""
+    """Raise `ValueError` for functions that refer to a module of the network, because a copy of the network would run the
+    original module."""
     paths = {id(part): path for path, part in network.named_modules()}
     for path, part in network.named_modules():
         for name, value in vars(part).items():
@@ -231,7 +231,7 @@ def is_norm(module: nn.Module) -> bool:
     """Whether a module is a normalization layer, whose scale and shift stay point estimates unless a selector names them.
 
     Torch's own layers are recognized by type. Other libraries have their own normalization layers without a common base
-    class. They are recognized by a class name that ends in "Norm", "Norm2d" or a similar suffix.
+    class. Layers of other libraries are recognized by a class name that ends in "Norm", "Norm2d" or a similar suffix.
     """
     if isinstance(module, (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)):
         return True
@@ -278,7 +278,8 @@ def _describe(module: nn.Module, owner: str, leaf: str, name: str, tensor: Tenso
 
 
 def group_layers(weights: Iterable[Weight]) -> tuple[Layer, ...]:
-    """Group weights by linear map, with the weight before the bias and layers in the order of their first weight."""
+    """Group weights by linear map. In a layer, the weight comes before the bias; layers are in the order of their first
+    weights."""
     layers: dict[str, list[Weight]] = {}
     for weight in weights:
         layers.setdefault(weight.layer if weight.kind in ("matrix", "lookup") else weight.name, []).append(weight)
@@ -337,7 +338,7 @@ def refresh_recurrent(network: nn.Module) -> None:
 
 
 def padding_rows(net: nn.Module, weights: list[Weight]) -> dict[str, tuple[int, Tensor]]:
-    """Index and value of the padding row of each embedding that has one, by weight name."""
+    """For each embedding that has a padding row, by weight name: index and value of this row."""
     found = {}
     for weight in weights:
         owner = owner_of(net, weight.name)[0]
@@ -348,7 +349,7 @@ def padding_rows(net: nn.Module, weights: list[Weight]) -> dict[str, tuple[int, 
 
 
 def padding_entries(net: nn.Module, weights: Mapping[str, Weight]) -> Tensor:
-    """Indices of padding-row entries in the concatenation of all weights, [n]."""
+    """Indices [n] of the entries of padding rows in the concatenation of all weights."""
     rows, found, start = padding_rows(net, list(weights.values())), [torch.zeros(0, dtype=torch.long)], 0
     for name, weight in weights.items():
         if name in rows:

@@ -34,7 +34,7 @@ class NetworkLayout:
         self.is_plain = not (self._padding or self.low_precision or self.channels_last or units)
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values in at least float32, the type of a posterior's parameters."""
+        """Values in the type of a posterior's parameters, which is at least float32."""
         return {name: value.float() if name in self.low_precision else value for name, value in values.items()}
 
     def cast(self, weights: MutableMapping[str, Tensor], *, spread: bool = False) -> MutableMapping[str, Tensor]:
@@ -68,7 +68,7 @@ class NetworkLayout:
 
 
 def strides_of(layout: NetworkLayout | None, name: str, shape: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Size and stride of a weight in the network's memory layout, without gaps."""
+    """Size and stride of a weight that has the network's memory layout and no gaps."""
     like = torch.empty(shape, device="meta")
     if layout is not None and name in layout.channels_last:
         like = like.movedim(1, -1).contiguous().movedim(-1, 1)
@@ -79,7 +79,7 @@ class PlacedWeights(MutableMapping[str, Tensor]):
     """Weights [S, *shape] by name, with the network's own types and layouts.
 
     Creating a tensor costs about 1 µs on the host, and a large network needs hundreds of tensors per draw. Tensors are therefore
-    created lazily. A pass that needs one draw gets tensors without the axis of draws directly.
+    created lazily. A pass that needs only one draw gets tensors that never had an axis of draws.
 
     Args:
         names: Names of the weights.
@@ -130,7 +130,7 @@ class PlacedWeights(MutableMapping[str, Tensor]):
         return self._places if self._is_whole else None
 
     def at(self, index: int) -> Mapping[str, Tensor]:
-        """Weights of one draw, [*shape] each. They are made once and must not be changed."""
+        """Weights of one draw, [*shape] each. The tensors are made once and must not be changed."""
         if index in self._draws:
             return self._draws[index]
         if isinstance(self._given, Places):

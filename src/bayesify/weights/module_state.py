@@ -13,7 +13,7 @@ from bayesify.weights.named_parameters import MASK_SUFFIX, NamedParameters
 
 
 def fingerprint(module: nn.Module) -> dict[str, str]:
-    """Shape and type of each parameter and buffer of a network by name, and the class of each of its modules."""
+    """By name, the shape and type of each parameter and buffer of a network, and the class of each module."""
     named: dict[str, Tensor] = dict(module.named_parameters(remove_duplicate=False))
     named.update(module.named_buffers(remove_duplicate=False))
     kinds = {f"module {path or '(root)'}": type(part).__name__ for path, part in module.named_modules()}
@@ -61,8 +61,8 @@ def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> nn.Module:
-    """A copy of a network that shares nothing with the original, or only the frozen parameters. Raises `ValueError` if
-    a module holds a tensor that was computed from other tensors, because such a tensor cannot be copied."""
+    """A copy of a network that shares nothing with the original or, with `share_frozen`, only the frozen parameters. Raises
+    `ValueError` if a module holds a tensor that was computed from other tensors, because such a tensor cannot be copied."""
     try:
         frozen = [value for value in net.parameters() if share_frozen and not value.requires_grad]
         return copy.deepcopy(net, {id(value): value for value in frozen})
@@ -79,7 +79,7 @@ def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> n
 
 
 def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of a module with every entry of the given state."""
+    """A copy of a module, with the values of the given state."""
     copied = copy_network(net, "load")
     put_tensors(copied, state)
     return copied

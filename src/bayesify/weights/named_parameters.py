@@ -12,9 +12,9 @@ from torch import Tensor, nn
 class NamedParameters(nn.Module):
     """Parameters under dotted names, such as names of weights and layers. Torch does not allow dotted names directly.
 
-    A parameter can be pruned. The entries that a mask keeps are then stored in one vector, and `dense` puts them back among
-    zeros. The mask is a buffer next to the parameter. The row-major positions of the kept entries are another buffer, because the
-    gradient of a scatter by mask waits for the GPU, and a step that waits cannot be captured in a CUDA graph.
+    A parameter can be pruned. A pruned parameter stores the entries that a mask keeps in one vector, and `dense` puts them back
+    among zeros. The mask is a buffer next to the parameter. The row-major positions of the kept entries are another buffer,
+    because the gradient of a scatter by mask waits for the GPU, and a step that waits cannot be captured in a CUDA graph.
     """
 
     def __init__(self, values: Mapping[str, Tensor], trainable: bool = True) -> None:
@@ -55,7 +55,7 @@ class NamedParameters(nn.Module):
         return bool(self._buffers)
 
     def prune(self, name: str, mask: Tensor) -> None:
-        """Keep only the entries of a parameter where the mask is true, as a new parameter. The mask has the dense shape."""
+        """Replace a parameter by a new one with only the entries at which the mask is true. The mask has the dense shape."""
         key, parameter = encode(name), self[name]
         kept = self.dense(name).detach()[mask]
         self._parameters[key] = nn.Parameter(kept, requires_grad=parameter.requires_grad)
@@ -67,7 +67,7 @@ class NamedParameters(nn.Module):
         return self.scatter(name, self[name])
 
     def scatter(self, name: str, values: Tensor) -> Tensor:
-        """Values of a parameter's stored entries, [*batch, stored shape], put among zeros: [*batch, *dense shape]."""
+        """Put the values [*batch, stored shape] of a parameter's stored entries among zeros: [*batch, *dense shape]."""
         mask = self.mask(name)
         if mask is None:
             return values
@@ -138,7 +138,7 @@ def decode(key: str) -> str:
 
 
 def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], keep: float) -> dict[str, Tensor]:
-    """Masks of the largest scores over several tensors together, by weight name.
+    """Masks, by weight name, of the entries with the largest scores among all tensors together.
 
     Exactly `round(keep * entries)` entries, but at least one, are true. Entries that earlier pruning removed (see `masks`)
     count as entries and stay false. Raises `ValueError` if fewer entries are left than `keep` asks for.

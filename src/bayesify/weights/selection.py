@@ -20,8 +20,8 @@ def select(
     names them or matches nothing else. Frozen parameters always stay point estimates.
 
     Returns:
-        Pairs of a selector and its weights, in the order of the selectors. Also a dict from each remaining weight's name to the
-        reason why the weight stays a point estimate.
+        Pairs of a selector and its weights, in the order of the selectors. The second result maps the name of each remaining
+        weight to the reason why the weight stays a point estimate.
 
     Raises:
         ValueError: If a selector gets no weight.

@@ -119,7 +119,7 @@ class StructuredWeight(Tensor):
 
     @classmethod
     def fallback(cls, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Call a function that has no rule with plain tensors, and return its result."""
+        """Call a function that has no rule, after materializing all structured weights in its arguments."""
         args, kwargs = plain((args, kwargs))
         return func(*args, **kwargs)
 
@@ -223,9 +223,9 @@ class LocalGaussian(LocalWeight):
     gradient's variance (Kingma et al. 2015, eq. 6). The output of each example keeps its marginal distribution, but the joint
     distribution over examples is lost. Only the training objective therefore uses this weight.
 
-    The rule needs a linear map that sees each example once: inputs [B, d_in] in one call. Layers with positions (sequences,
-    convolutions), layers whose rows are not the batch's examples, and all other functions get one plain draw of the weight. A
-    second call of a layer raises `UsedAgain`, and the objective is then computed again with a plain draw.
+    The rule needs a linear map that sees each example once: inputs [B, d_in] in one call. One plain draw of the weight is used in
+    layers with positions (sequences, convolutions), in layers whose rows are not the batch's examples, and in all other
+    functions. A second call of a layer raises `UsedAgain`, and the objective is then computed again with a plain draw.
 
     Shapes:
         mean, variance: the weight's shape, optionally with a leading axis of draws.

@@ -35,7 +35,8 @@ class Summary:
 
     Args:
         rows: One row per weight.
-        shared: Number of trainable scalars of the likelihood, of the prior, or of several weights together.
+        shared: Number of all other trainable scalars: those of the likelihood and of the prior, and those that several weights
+            share.
     """
 
     rows: tuple[WeightRow, ...]
