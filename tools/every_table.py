@@ -332,7 +332,7 @@ def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], f
         **{fact: first.get(fact) if ran else None for fact in ("date", "hardware", "seconds")},
         "reason": why or None,
         "note": " ".join(part for part in (note, kept) if part) or None,
-        "training": f"Our training recipe has {first['recipe']}." if "recipe" in first else None,
+        "training": f"We used this training recipe: {first['recipe']}." if "recipe" in first else None,
     }
 
 
@@ -539,9 +539,9 @@ def _below(own: list[Cell]) -> str:
     text = [
         f"- {_which(key, note, own)}{note}" for key in ("reason", "note", "training") for note in _several(own, key)
     ]
-    text += [f"- The published numbers are corrected: {note}" for note in _several(own, "correction")]
+    text += [f"- **Correction of published numbers**: {note}" for note in _several(own, "correction")]
     text += [f"- The number after the slash is {note}." for note in _several(own, "other_is")]
-    text += [f"- The paper has a misprint: {note}" for note in _several(own, "misprint")]
+    text += [f"- **Misprint in the paper**: {note}" for note in _several(own, "misprint")]
     if commands := _several(own, "command"):
         first = next(cell for cell in own if cell["command"])
         place = f" of the cell *{first['row']}, {first['column']}*" if len(commands) > 1 else ""
@@ -555,14 +555,16 @@ def _several(own: list[Cell], key: str) -> list[str]:
 
 
 def _which(key: str, note: str, own: list[Cell]) -> str:
-    """A heading for the cells that a note is about. It is empty if these are all cells, or all cells without a number."""
+    """A heading for the cells that a note is about. It is empty if these are all cells."""
     about = [cell for cell in own if cell[key] == note]
     ran = about[0]["ours"] is not None
     alike = [
         cell for cell in own if (cell["ours"] is not None) == ran and (not ran or key != "reason" or not cell["met"])
     ]
-    if len(about) == len(own) or (not ran and len(about) == len(alike)):
+    if len(about) == len(own):
         return ""
+    if not ran and len(about) == len(alike):
+        return "**Cells without a number**: "
     for axis in ("column", "row"):
         names = _several(about, axis)
         if len(names) <= MAX_NAMED and sum(cell[axis] in names for cell in own) == len(about):
