@@ -102,10 +102,10 @@ def test_numbers_in_sentences_are_those_of_the_files():
     assert f"Training stopped after {early['epoch']} epochs." in text["function-space"]
     assert f"the KL of mean-field ({early['kl'] / 1e6:.1f} million nats)" in text["function-space"]
     for title, words in (
-        ("Diag-Laplace", "Our diagonal posterior meets or exceeds {} of the paper's 52 numbers ({} agree)"),
-        ("SWAG", "our SWAG {} ({} agree)"),
-        ("Dropout", "our dropout {} ({} agree)"),
-        ("Ensemble", "our ensemble {} ({} agree)"),
+        ("Diag-Laplace", "| diagonal posterior | {} | {} |"),
+        ("SWAG", "| SWAG | {} | {} |"),
+        ("Dropout", "| dropout | {} | {} |"),
+        ("Ensemble", "| ensemble | {} | {} |"),
         ("Subnetwork", "our subnetwork meets or exceeds {} of the paper's 52 numbers and agrees with {} of them."),
     ):
         own = [one for one in cells if one["column"] == title and "MNIST rotated" in one["table"]]
