@@ -40,26 +40,27 @@ class Serializable(ABC):
         """Restore the object that `config` and `state` describe, with a copy of `net` as its network. The network's code is not
         stored.
 
-        Both arguments may come from an untrusted file. The function therefore opens no other file, and it raises an error if the
-        contents are wrong.
+        `config` and `state` may come from an untrusted file. The function therefore opens no other file, and it raises an error
+        if the contents are wrong.
         """
 
     def fingerprint(self) -> dict[str, str]:
-        """Description of the user's network, by name. `load` compares it with the given network. It can be empty."""
+        """Descriptions of the network's parts, by name. `load` compares them with the given network. The dict can be empty."""
         return {}
 
 
 class Predictor(Serializable):
-    """An object that gives a predictive distribution for inputs: a Bayesian network, Laplace, SWAG, a Gaussian process.
+    """An object that gives a predictive distribution for inputs, such as a Bayesian network, Laplace, SWAG or a Gaussian process.
 
-    Adapters, estimators, metrics, conformal prediction and reports use only this interface. Options that belong to one
-    method are extra keyword arguments of its `predict`.
+    Adapters, estimators, metrics, conformal prediction and reports use only this interface. Options that only one method has are
+    extra keyword arguments of this method's `predict`.
 
     Attributes:
         likelihood: Likelihood p(y | outputs), or `None` if it has not been set.
         output: Key or position of the output that the likelihood describes; see `bayesianize`.
-        findings: Findings from the construction of this predictor; see `check`.
-        mixture_method: The `method` of `predict` that gives a mixture over draws, if the default method gives a closed form.
+        findings: Problems found when this predictor was constructed; see `check`.
+        mixture_method: The value of `method=` with which `predict` gives a mixture over draws, if the default method gives a
+            closed form.
     """
 
     likelihood: Likelihood | None
@@ -94,8 +95,8 @@ class Predictor(Serializable):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: Number of draws S. The default depends on the method. A predictor without draws ignores it.
-            generator: Source of randomness. A predictor without draws ignores it.
+            num_draws: Number of draws S. The default depends on the method. A predictor without draws ignores `num_draws`.
+            generator: Source of randomness. A predictor without draws ignores `generator`.
             memory: Memory budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
 
         Predictors that run draws through the user's network also take `split_batch`. With `split_batch=False` the batch is
@@ -121,9 +122,9 @@ class Drawable(Predictor):
         """The draws that `predict` uses with the same arguments. To use the same draws for many batches, pass them to `predict`
         as `draws`.
 
-        For a network with BatchNorm, `keep_draws` or the end of `fit` may have stored draws. In this case, the result consists of
-        the first `num_draws` stored draws, each with its own statistics. All draws are fresh if `num_draws` exceeds the number of
-        stored draws or if a parameter has changed. Fresh draws use the running averages of the BatchNorm layers.
+        For a network with BatchNorm, `keep_draws` or the end of `fit` may have stored draws. If draws are stored, the result
+        consists of the first `num_draws` of them, each with its own statistics. All draws are fresh if `num_draws` exceeds the
+        number of stored draws or if a parameter has changed. Fresh draws use the running averages of the BatchNorm layers.
         """
         kept = self._kept_draws(num_draws)
         if kept is not None:
@@ -131,7 +132,7 @@ class Drawable(Predictor):
         return self.draw(num_draws or self.num_distinct_draws or DEFAULT_NUM_DRAWS, generator=generator)
 
     def _kept_draws(self, num_draws: int | None) -> Draws | None:
-        """The first `num_draws` of the draws that are stored for predictions; by default, all of them. The result is `None` if
+        """The first `num_draws` draws that are stored for predictions; by default, all stored draws. The result is `None` if
         fewer draws are stored."""
         return None
 
@@ -191,7 +192,7 @@ class Batch:
 
 
 class Trainable(ABC):
-    """A model that `fit` can train: parameters, and an objective with two terms.
+    """A model that `fit` can train; it has parameters and an objective with two terms.
 
     Attributes:
         phases: The phases of training. If a model's posterior mean can be trained before its other parameters, the model has the

@@ -23,7 +23,7 @@ class Dropout(Posterior):
     the input. These weights are not masked:
 
     - biases, embeddings and custom parameters;
-    - the network's first layer, unless `first_layer` is true, because a mask would drop features of the data;
+    - the network's first layer (unless `first_layer` is true), because a mask would drop features of the data;
     - layers before the last BatchNorm layer (in the order of `named_modules()`), because BatchNorm statistics suit no
       single mask (Li et al. 2019). If all selected layers come before the last BatchNorm layer, they are masked nevertheless.
 
@@ -32,7 +32,7 @@ class Dropout(Posterior):
     GPU needs no special kernel. Repeated draws are captured as CUDA graphs.
 
     Args:
-        rate: Probability that an input is dropped. The default is 0.05. `fit` lowers this default if it would make a
+        rate: Probability that an input is dropped. The default is 0.05. `fit` lowers the default rate if 0.05 would make a
             trained network much worse.
         first_layer: Whether to also mask the network's first layer.
 
@@ -101,7 +101,8 @@ class Dropout(Posterior):
         return {name: value.square() * (factor if name in masked else 0.0) for name, value in self.value.items()}
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """For masked weights, `rate / (1 - rate)` times the outer product of the mean: a mask drops or keeps whole filters."""
+        """For masked weights, `rate / (1 - rate)` times the sum of the outer products of the filters' means, because a mask drops
+        or keeps whole filters."""
         filters = self.value[weight.name].reshape(-1, positions)
         return (self._rate / (1 - self._rate) if self.masked(weight) else 0.0) * (filters.mT @ filters)
 

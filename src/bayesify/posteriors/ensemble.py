@@ -19,9 +19,9 @@ class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
     q has no density, so `kl` is $-\log p(m_k)$ averaged over members, and the ELBO is the mean of the members' MAP
-    objectives. Each draw is one of the members, and all members share one likelihood. `fit` runs members in the same way as
-    draws. It runs the members of a small network in one batch, using `vmap`. For models with their own likelihood and data, use a
-    `ModelStack`. Every member is drawn equally often. Each member has its own running statistics of BatchNorm layers.
+    objectives. Each draw is one of the members, and all members share one likelihood. `fit` runs members like the draws of other
+    posteriors. The members of a small network run in one batch, using `vmap`. For models with their own likelihood and data, use
+    a `ModelStack`. Every member is drawn equally often. Each member has its own running statistics of BatchNorm layers.
 
     A network may have several ensembles with $K_1, K_2, \dots$ members. Together they form
     $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks, each with its own statistics. Network n uses member n mod $K_i$ of
@@ -33,8 +33,8 @@ class Ensemble(Posterior):
         init: How the members start. With `"reset"`, the first member starts at the network's weights. The other members
             get their initial values from `reset_parameters()` of the module that owns the weight. If the module has no such
             method, the initial values are drawn from a normal distribution with the mean and standard deviation of the weight's
-            entries. With `"network"`, the other members start at the network's weights plus noise, whose standard deviation is 10
-            % of that of the weight's entries.
+            entries. With `"network"`, the other members start at the network's weights plus noise. The noise has 10 % of the
+            standard deviation of the weight's entries.
 
     Raises:
         ValueError: If `members` is below 1 or `init` is unknown.

@@ -23,11 +23,11 @@ class FullCovariance(Posterior):
     $$ q(w_l) = \mathcal{N}(m_l, L_l L_l^\top) $$
 
     where $w_l$ consists of a layer's weight followed by its bias, each in row-major order. Layers are independent of each other.
-    Stored parameters: `mean_value` is unconstrained and starts at the network's weights. `raw_diagonal` gives the diagonal of
-    each factor through softplus. `lower` is unconstrained. It contains the strictly lower part of each factor row by row, divided
-    by the diagonal entry of the row ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a row in
-    proportion to its diagonal entry, regardless of the number of entries in the row. A layer with P weights needs P + P (P + 1) /
-    2 numbers.
+    The stored parameter `mean_value` is unconstrained and starts at the network's weights. Softplus maps `raw_diagonal` to the
+    diagonal of each factor. `lower` is unconstrained and contains the entries of each factor below its diagonal, row by row, each
+    divided by the diagonal entry of its row ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a
+    row in proportion to its diagonal entry, regardless of the number of entries in the row. A layer with P weights needs
+    P + P (P + 1) / 2 numbers.
 
     Args:
         init_std: Initial value of the diagonal entries of each layer's Cholesky factor. The default is a tenth of the root mean

@@ -24,9 +24,9 @@ class KTied(Posterior):
 
     $$ q([W\,b]_{ij}) = \mathcal{N}\bigl(M_{ij}, (\textstyle\sum_k u_{ik} v_{jk})^2\bigr) $$
 
-    Stored parameters: `mean_value` is unconstrained and starts at the network's weights. Softplus maps `raw_row` [rows, rank] and
-    `raw_col` [cols, rank] to u and v. A k-tied posterior stores about half as many numbers as a mean-field posterior. If the rank
-    is above 1, the initial factors differ by 10 %, because equal factors would stay equal.
+    The stored parameter `mean_value` is unconstrained and starts at the network's weights. Softplus maps `raw_row` [rows, rank]
+    and `raw_col` [cols, rank] to u and v. A k-tied posterior stores about half as many numbers as a mean-field posterior. If the
+    rank is above 1, the initial factors differ by 10 %, because equal factors would stay equal.
 
     Args:
         rank: Rank k of each layer's matrix of standard deviations.

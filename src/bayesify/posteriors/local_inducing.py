@@ -36,19 +36,20 @@ class LocalInducing(Posterior):
     have a closed form given the prior. An inducing input is one row that the layer's matrix multiplies, with a 1 for the bias.
     For a convolution, the row is a patch. Every kind of weight is supported.
 
-    Stored parameters of each layer: `points_value` (Z), `pseudo_outputs` (V) and `log_precision`, the diagonal of $\log
-    \Lambda$.
+    Stored parameters of each layer: `points_value` (Z), `pseudo_outputs` (V) and `log_precision` (the diagonal of $\log
+    \Lambda$).
 
     Shapes:
         points_value: [M, d_in]; pseudo_outputs: [M, d_out]; log_precision: [M].
 
     Args:
         points: Number of inducing points M in every layer.
-        precision: Initial diagonal of $\Lambda$. The default is 1; with `init="network"`, it is `NETWORK_PRECISION`.
+        precision: Initial diagonal of the precision $\Lambda$. The default is 1; with `init="network"`, it is
+            `NETWORK_PRECISION`.
         kl_form: `"closed"` for the closed form, or `"sampled"` for $\log q - \log p$ at the draw.
-        init: Initial value of V. With `"random"`, V is standard normal. With `"network"`, V contains the network's own outputs
-            for the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns of `[W b]`, the
-            mean of q is then initially close to the network's weights.
+        init: Initial pseudo-outputs V. With `"random"`, V is standard normal. With `"network"`, V contains the network's own
+            outputs for the inducing inputs, $V_l = Z_l [W_l\ b_l]^\top$. If there are at least as many points as columns of
+            `[W b]`, the mean of q is then initially close to the network's weights.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -100,7 +101,7 @@ class LocalInducing(Posterior):
         return torch.cat((points, points.new_ones(self.points, 1)), -1) if self._has_ones(layer) else points
 
     def problem(self, layer: Layer, scale: PriorScale) -> RegressionFactors:
-        """The regression for the whitened rows of one layer's `[W b]`, for each draw of the prior, in float64: [*S, 1, D, R]."""
+        """One layer's regression for the whitened rows of `[W b]`, in float64, for each draw of the prior: [*S, 1, D, R]."""
         mix = HalfPrecision(log_diagonal=widened(self.log_precision[layer.name]))
         design, outputs = self._design(layer, self.points_value[layer.name]), mix(self.pseudo_outputs[layer.name])
         design = scale.pull(layer, mix(design).unsqueeze(0))  # A T, [*S, 1, M, D]
@@ -130,7 +131,7 @@ class LocalInducing(Posterior):
         return weights, self._stored(sum(kls[1:], kls[0]))
 
     def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-        """Draws of layers of the same shape, [S, 1, D, R] each, and the sum of their KLs.
+        """Draws for several layers of the same shape, [S, 1, D, R] per layer, and the sum of the layers' KLs.
 
         The layers are drawn in one batch. If values are checked, the layers are drawn one by one, so that an error can name the
         layer.

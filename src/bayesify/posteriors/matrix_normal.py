@@ -89,7 +89,7 @@ class MatrixNormal(Posterior):
         return by_layer(self.layers, variances)
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Trace of the row covariance times the sum, over filters, of the diagonal blocks of the column covariance."""
+        """The trace of the row covariance, times the diagonal blocks of the column covariance summed over filters."""
         layer = next(layer for layer in self.layers if weight in layer.weights)
         start = sum(other.matrix_shape[1] for other in layer.weights[: layer.weights.index(weight)])
         rows, cols = self.scale_trils(layer.name)

@@ -27,7 +27,7 @@ class MeanField(Posterior):
     $$ q(w) = \mathcal{N}(m, \operatorname{diag}(s^2)), \qquad
        \mathrm{KL} = \sum_i \log\frac{\sigma}{s_i} + \frac{s_i^2 + m_i^2}{2\sigma^2} - \frac12 $$
 
-    Stored parameters: `mean_value` is measured in `units` and starts at the network's weights. `raw_std` is the log of the
+    The stored parameter `mean_value` is measured in `units` and starts at the network's weights. `raw_std` is the log of the
     standard deviation. If `max_std` is given, `raw_std` is instead the input of a scaled sigmoid. Both weights and biases are
     Gaussian. One call draws the noise of the whole network.
 
@@ -41,12 +41,12 @@ class MeanField(Posterior):
         units: Units of the stored means. With `"weight"` a stored mean is the mean itself. With `"prior"`, a stored mean is the
             mean divided by the prior's standard deviation. If the prior draws its standard deviation, the divisor is the initial
             mean of this standard deviation. With `"prior"`, a step of Adam moves each mean by the learning rate times the prior's
-            standard deviation, in layers of any width. The code of Ober & Aitchison (2021) does the same. With `"weight"`, a
-            learning rate of 0.01 moves the means of a layer with 288 inputs by 0.17 prior standard deviations. With such large
-            steps, training diverges if later layers have a `GlobalInducing` posterior.
+            standard deviation, in layers of any width. The code of Ober & Aitchison (2021) uses the units `"prior"` too. With
+            `"weight"` and a learning rate of 0.01, a step of Adam moves the means of a layer with 288 inputs by 0.17 prior
+            standard deviations. With such large steps, training diverges if later layers have a `GlobalInducing` posterior.
 
     Raises:
-        ValueError: If a standard deviation is not positive, or `init_std` is not below `max_std`.
+        ValueError: If a standard deviation is not positive, or if `init_std` is not below `max_std`.
     """
 
     name = "mean_field"
@@ -104,7 +104,8 @@ class MeanField(Posterior):
         return {name: math.log(self.max_std) + F.logsigmoid(raw) for name, raw in self.raw_std.items()}
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
-        """`m + s * noise`. With `local_reparameterization`, the training objective uses local Gaussians instead."""
+        """`m + s * noise`. With `local_reparameterization`, the training objective uses local Gaussians instead of drawn
+        weights."""
         if self.draws_fused(request) and (fused := self._draw_fused(request)) is not None:
             return fused
         names, means, logs = list(self.mean_value), self._means(), list(self.log_std().values())
@@ -128,8 +129,7 @@ class MeanField(Posterior):
         return {name: self.mean_value.scatter(name, draw) for name, draw in zip(names, drawn, strict=True)}, kl
 
     def draws_fused(self, request: DrawRequest) -> bool:
-        """See `Posterior`. A kernel can be used only without `max_std`, with means stored in the unit of the weights, and without
-        pruned entries."""
+        """See `Posterior`. A kernel can be used only if `max_std` is `None`, `units` is `"weight"`, and no entry is pruned."""
         return (
             kernels_suit(request, first_parameter(self.mean_value))
             and self.max_std is None
@@ -177,7 +177,7 @@ class MeanField(Posterior):
         return {name: self.mean_value.scatter(name, mean) for name, mean in zip(names, self._means(), strict=True)}
 
     def variance(self) -> dict[str, Tensor]:
-        """Variances, the squares of s, with 0 at pruned entries."""
+        """Variances $s^2$, with 0 at pruned entries."""
         return {name: self.mean_value.scatter(name, (2 * log_std).exp()) for name, log_std in self.log_std().items()}
 
     def entropy(self) -> Tensor:
@@ -186,7 +186,7 @@ class MeanField(Posterior):
         return torch.stack([log_std.sum() for log_std in self.log_std().values()]).sum() + constant
 
     def sizes(self) -> dict[str, int]:
-        """Number of scalars of each weight that are not pruned, by name."""
+        """For each weight by name, the number of its entries that are not pruned."""
         return {name: mean.numel() for name, mean in self.mean_value.items()}
 
     @torch.no_grad()

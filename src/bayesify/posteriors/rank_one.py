@@ -21,10 +21,10 @@ class RankOne(Posterior):
        \mathcal{N}(s; m^s_k, \operatorname{diag}), \qquad p(r) = p(s) = \mathcal{N}(1, \text{factor\_prior\_std}^2) $$
 
     $\bar W$ is a point estimate. The distribution of W has no density in the space of all matrices. `kl` is therefore $-\log
-    p(\bar W)$ plus the mean, over components, of the KL of the factors. By convexity, this mean is at least the KL of the
-    mixture, so the objective remains a lower bound. Stored parameters: `value` is unconstrained and starts at the network's
-    weights. `row_mean` and `col_mean` are unconstrained and start at 1. If there are several components, their means initially
-    differ by 10 %, or by 3 % in networks with BatchNorm. `row_raw_std` and `col_raw_std` are mapped through softplus.
+    p(\bar W)$ plus the mean, over components, of the KL of the factors. By convexity, the mean KL over components is at least the
+    KL of the mixture, so the objective remains a lower bound. The stored parameter `value` is unconstrained and starts at the
+    network's weights. `row_mean` and `col_mean` are unconstrained and start at 1. If there are several components, their means
+    initially differ by 10 %, or by 3 % in networks with BatchNorm. `row_raw_std` and `col_raw_std` are mapped through softplus.
 
     The noise of a matrix consists of two vectors, so writing the weights dominates the cost of a draw. A GPU therefore
     needs no special kernel. Repeated draws are captured as CUDA graphs (`posteriors/common/gpu_draws.py`).
@@ -35,8 +35,8 @@ class RankOne(Posterior):
     Args:
         components: Number of components K.
         init_std: Standard deviation of the factors before training. The means of the factors are initially close to 1. The
-            default is 0.1, or 0.03 in networks with BatchNorm. `fit` lowers this default if it would make a trained network much
-            worse.
+            default is 0.1, or 0.03 in networks with BatchNorm. `fit` lowers the default if the default would make a trained
+            network much worse.
         factor_prior_std: Prior standard deviation of the factors.
 
     Raises:

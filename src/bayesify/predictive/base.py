@@ -119,7 +119,7 @@ class Predictive:
             raise AttributeError(f"{kind}: {name} is {words}; to get it, give the model a likelihood for {other}")
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
-        """The same kind of mixture with different outputs of the draws, [S, B, ...]. The original prediction stays unchanged.
+        """The same kind of mixture, but with other outputs for each draw, [S, B, ...]. The original prediction stays unchanged.
 
         Raises:
             TypeError: If this prediction is a closed form and not a mixture over draws.
@@ -180,7 +180,7 @@ class Predictive:
         """For each example, the negative log predictive density divided by the number of targets, [B]. It is meant for
         segmentations and sequences.
 
-        Targets of one example are scored together, as in `log_prob`. Labels that mean "no label here" do not count.
+        Targets of one example are scored together, as in `log_prob`. Targets with the label `ignore_index` do not count.
         """
         return -self.log_prob(y) / self._elements(y)
 

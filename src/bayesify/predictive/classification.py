@@ -84,7 +84,8 @@ class ClassificationPredictive(Predictive):
 
     @property
     def mutual_information(self) -> Tensor:
-        """Entropy minus aleatoric entropy in nats, the disagreement between draws: [B], or [B, O]. It is never negative."""
+        """Entropy minus aleatoric entropy in nats, which measures the disagreement between draws: [B], or [B, O]. It is never
+        negative."""
         return (self.entropy - self.aleatoric_entropy).clamp_min(0.0)
 
     @property
@@ -123,7 +124,7 @@ class ClassificationPredictive(Predictive):
         necessary.
 
         Raises:
-            ValueError: If the labels do not fit the predictions, or a label is not a class.
+            ValueError: If the labels do not fit the predictions, or if a label is not a class.
         """
         found, classes = with_column(y, self.labels.shape), self.class_probs.shape[-1]
         if found is None:

@@ -1,4 +1,4 @@
-"""Predictions from a Gaussian over the network's outputs, in closed form, and several forms of its covariances."""
+"""Closed-form predictions from a Gaussian over the network's outputs, and several forms of the Gaussian's covariances."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class SharedBasis(Spread):
     decomposition.
 
     Args:
-        variances: v, [N, K].
+        variances: Variances v along the eigenvectors, [N, K].
         basis: Eigenvectors U, [K, K]; the identity by default.
     """
 
@@ -166,14 +166,14 @@ class OutputGaussian:
         mean: The network's outputs at the point estimate, [B, ...].
         covariance: Covariance $C_b$ of an example's O outputs, [B, O, O]. If the whole matrix is too large, give only its
             diagonal, [B, O], or its blocks over the K classes at each of P positions, [B, P, K, K] (see `class_blocks`). The
-            covariance may also be a `Spread` over the K outputs at each position. In this case, the K outputs are on the axis
+            covariance may also be a `Spread` over the K outputs at each position. With a `Spread`, the K outputs are on the axis
             `axis` of the mean.
         seed: Seed of the draws.
         axis: Axis of the K outputs of a `Spread`, counted from the end. If `axis` is `None`, all O outputs of an example form one
             row of the spread.
-        same_noise: Whether all examples use the same noise, from a Latin hypercube. If so, the draws of an example do not depend
-            on the other examples. The same noise also ensures that a row of weight 2 gives the same result as two copies of the
-            row.
+        same_noise: Whether all examples use the same noise, which comes from a Latin hypercube. If so, the draws of an example do
+            not depend on the other examples. With the same noise, a row of weight 2 also gives the same result as two copies of
+            the row.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class OutputGaussian:
         """The means of the logits, [B, ..., K], and their covariances over the classes as a `Spread`. The spread has B P rows,
         one for each of the P positions of each example.
 
-        The axis of the classes is counted from the end. If it is `None`, each output is the difference of two logits.
+        `axis` is the axis of the classes, counted from the end. If `axis` is `None`, each output is the difference of two logits.
         """
         if axis is None:
             halves = 0.5 * torch.stack((-self.mean, self.mean), -1)
@@ -283,8 +283,8 @@ class GaussianRegressionPredictive(RegressionPredictive):
     r"""$\mathcal{N}(y; f, C + \text{noise})$: the exact predictive of the linearized model with Gaussian noise.
 
     `mean` and `variance` are the mean and the variance of the outputs f, and `noise` is the variance of the noise, [B, O] each.
-    If `correlated`, targets are scored jointly over outputs, with the covariance C. Otherwise outputs are scored independently,
-    each with its own variance.
+    If `correlated` is true, the targets of an example are scored jointly, with the covariance C. Otherwise outputs are scored
+    independently, each with its own variance.
     """
 
     is_mixture = False
@@ -309,9 +309,9 @@ class GaussianRegressionPredictive(RegressionPredictive):
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
         """Log-density of the targets, with correlated outputs scored jointly: [B].
 
-        The result is exact if at most one output is censored. The probability of several censored outputs is an integral over all
-        of them except the last, computed by Genz's (1992) rule with `ORTHANT_NODES` nodes. The error is about 0.001 nats for two
-        censored outputs, 0.01 nats for five, and larger for more.
+        The result is exact if at most one output is censored. The joint probability of several censored outputs is an integral
+        over all these outputs except the last, computed by Genz's (1992) rule with `ORTHANT_NODES` nodes. The error is about
+        0.001 nats for two censored outputs, 0.01 nats for five, and larger for more.
         """
         if not self._correlated:
             return super().censored_log_prob(y, censored)
@@ -357,7 +357,7 @@ class GaussianClassPredictive(ClassificationPredictive):
 
     Args:
         outputs: The Gaussian over outputs.
-        axis: Axis of the classes in the outputs, counted from the end. If it is `None`, each output is a yes-or-no decision.
+        axis: Axis of the classes in the outputs, counted from the end. If `axis` is `None`, each output is a yes-or-no decision.
         link: The approximation: `"mc"`, `"probit"` or `"bridge"`.
         ignore_index: A label that means "no label here".
     """
@@ -403,8 +403,8 @@ class GaussianClassPredictive(ClassificationPredictive):
 
 
 def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
-    """Log of the joint density of Gaussian variables, [B]. A censored variable contributes, instead of its density, the
-    probability that it is at most `residual`.
+    """Log of the joint density of Gaussian variables, [B]. For a censored variable, the probability that it is at most `residual`
+    replaces its density.
 
     Each variable is conditioned on the variables before it. Every censored variable except the last is integrated over `nodes`
     quantiles of its tail. `residual` and `censored` are [B, O], and `factor` is the lower Cholesky factor of the covariances, [B,

@@ -22,7 +22,8 @@ class RegressionPredictive(Predictive):
     Args:
         outputs: The network's outputs for each draw.
         components: Function that maps outputs [S, rows, ...] to the family's parameters [S, rows, O], such as means and variances
-            of Gaussians. It must be a function at module level, or a partial of one, so that predictions can be pickled.
+            of Gaussians. The function must be defined at module level, or be a partial of such a function, so that predictions
+            can be pickled.
         family: Family of the distributions.
     """
 
@@ -36,7 +37,7 @@ class RegressionPredictive(Predictive):
         self.family = family
 
     def map_components(self, function: Callable[..., tuple[Tensor, ...]]) -> Self:
-        """The same mixture over draws, with new parameters of each draw's distribution. The argument `function` maps the old
+        """The same mixture over draws, but with new parameters for each draw's distribution. The argument `function` maps the old
         parameters [S, rows, O] to the new parameters.
 
         Raises:
@@ -71,7 +72,7 @@ class RegressionPredictive(Predictive):
 
     @property
     def variance(self) -> Tensor:
-        """Var[y], epistemic plus aleatoric: [B, O]."""
+        """Var[y] = epistemic + aleatoric: [B, O]."""
         return self.epistemic + self.aleatoric
 
     @property
@@ -95,11 +96,12 @@ class RegressionPredictive(Predictive):
 
     @checked
     def log_prob(self, y: Tensor) -> Tensor:
-        """`logsumexp_s sum_o log p(y_o; theta_so) - log S`: [B]. It is a log-probability if y is a count.
+        """`logsumexp_s sum_o log p(y_o; theta_so) - log S`: [B]. The result is a log-probability if y is a count.
 
-        An output may have an atom, which is a value of positive probability such as a floor. At the atom, the output contributes
-        the atom's probability instead of a density. The result is a density that integrates to 1 with respect to a product
-        measure over outputs. Each factor of the measure is the Lebesgue measure plus a point mass of 1 at the atom.
+        An output may have an atom, which is a value with positive probability, such as the lowest possible value. At the atom,
+        the output contributes the atom's probability instead of a density. The result is a density that integrates to 1 with
+        respect to a product measure over outputs. Each factor of the measure is the Lebesgue measure plus a point mass of 1 at
+        the atom.
 
         Raises:
             ValueError: If the shape of the targets does not fit, or if targets are not possible values of the family.
@@ -124,8 +126,8 @@ class RegressionPredictive(Predictive):
         return self._log_mean(y, censored, lambda found: found)
 
     def _log_mean(self, y: Tensor, censored: Tensor | None, joined: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply the function `joined` to the log-densities and log-probabilities [S, rows, O] of the draws, and return the
-        logarithm of the mean over draws."""
+        """Apply the function `joined` to the log-densities and log-probabilities of all draws, [S, rows, O]; average the
+        exponentials of its results over draws, and return the logarithm."""
         masks = () if censored is None or not bool(censored.any()) else (censored,)
 
         def score(outputs: Tensor, y: Tensor, *masks: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ class RegressionPredictive(Predictive):
 
     @checked
     def below(self, y: Tensor) -> Tensor:
-        """P(Y < y) for each output, which is smaller than `cdf` at an atom: [B, O]."""
+        """P(Y < y) for each output: [B, O]. At an atom, this probability is smaller than `cdf`."""
         return self._rowwise(lambda *given: self.family.below(*given).mean(0).clamp(0, 1), y)
 
     @checked
@@ -168,7 +170,7 @@ class RegressionPredictive(Predictive):
         """The q-quantile of y, exact for the mixture and monotone in q.
 
         The quantile is found in float64 by Newton steps on the mixture's distribution function, inside a bracket that shrinks
-        with each step. For counts, it is the smallest count k for which P(Y <= k) is at least q.
+        with each step. For counts, the quantile is the smallest count k for which P(Y <= k) is at least q.
 
         Args:
             q: A probability between 0 and 1, or a sequence of probabilities.

@@ -39,13 +39,13 @@ class TargetTransform:
     - `yeo_johnson`: with $t = y / \text{unit}$, $((1 + t)^\lambda - 1) / \lambda$ for $t \ge 0$, otherwise
       $-((1 - t)^{2 - \lambda} - 1) / (2 - \lambda)$, $0 \le \lambda \le 2$ (Yeo & Johnson 2000).
 
-    If a transform accepts only targets of at least 0, the smallest possible z is that of the target 0. A smaller z is mapped back
-    to the target 0.
+    If a transform accepts only targets of at least 0, the smallest possible z is that of the target 0. A z below this minimum is
+    mapped back to the target 0.
 
     Args:
         name: Name of the transform; see above.
         shift: Shift, [O].
-        scale: Scale, [O], positive.
+        scale: Positive scale, [O].
         power: Power $\lambda$, [O]; used by `box_cox` and `yeo_johnson`.
         unit: Positive unit, [O]; used by `yeo_johnson`.
     """
@@ -129,7 +129,7 @@ class TargetTransform:
         return tuple(part.to(like) for part in (self.shift, self.scale, self.power, self.unit))
 
     def forward(self, y: Tensor) -> Tensor:
-        """The values z of targets [..., O]. The result is minus infinity for a y below all possible targets."""
+        """The values z of the given targets, [..., O]. The result is minus infinity for a y below all possible targets."""
         shift, scale, power, unit = self._numbers(y)
         if self.name == "log":
             found = y.clamp_min(0).log()
@@ -149,7 +149,7 @@ class TargetTransform:
         return (found - shift) / scale
 
     def inverse(self, z: Tensor) -> Tensor:
-        """The targets that have the values z, [..., O]; monotone in z."""
+        """The targets for the given values z, [..., O]; monotone in z."""
         shift, scale, power, unit = self._numbers(z)
         value = shift + scale * z
         if self.name == "log":
@@ -197,7 +197,7 @@ class TargetTransform:
 
 
 def _power(log: Tensor, power: Tensor) -> Tensor:
-    """(exp(log)^power - 1) / power, or the logarithm itself for a power of 0."""
+    """`(exp(log)^power - 1) / power`, or `log` itself if `power` is 0."""
     small = power.abs() < SMALL_POWER
     return torch.where(small, log, torch.expm1(power * log) / torch.where(small, 1.0, power))
 
@@ -214,9 +214,9 @@ class TransformedPredictive(RegressionPredictive):
     Quantiles, intervals and the distribution function are mapped back from z and are exact. The log-density is the log-density of
     z plus $\log dz/dy$. Mean and variance are computed by integrating the quantile function over $u = \Phi^{-1}(p)$ for $|u| <
     6$. Quantiles of z are computed at some values of u and interpolated by cubic polynomials in between. For mixtures of
-    Gaussians, the error of mean and variance is about 1e-3. In other families, the tails may be so heavy that the mean of y does
-    not exist. For these families, unless the transform is `none`, mean and variance describe the middle 99.9 % of the
-    distribution. With any transform, the mean is limited to the interval that contains the middle 99.9 % of the distribution.
+    Gaussians, the error of mean and variance is about 1e-3. In families other than Gaussians, the tails may be so heavy that the
+    mean of y does not exist. For these families, unless the transform is `none`, mean and variance describe the middle 99.9 % of
+    the distribution. With any transform, the mean is limited to the interval that contains the middle 99.9 % of the distribution.
     If log y is a wide Gaussian, the limit keeps the far tails, where there are no data, from determining the mean. The CRPS is
     computed from the same quantiles as the mean and the variance. The ratio of the epistemic variance to the total variance is
     the same as for z. If the transform is only a shift and a scale, everything is exact.
@@ -310,7 +310,8 @@ class TransformedPredictive(RegressionPredictive):
         return mean, variance * share, variance * (1 - share)
 
     def _limited(self, p: Tensor, y: Tensor) -> Tensor:
-        """The quantiles y at probabilities p, each [K, B, O], from which the moments are computed. Subclasses may limit them."""
+        """The quantiles y at the probabilities p, each [K, B, O], for computing the moments. Subclasses may limit the
+        quantiles."""
         return y
 
     def _recalibrated(self, p: Tensor) -> Tensor:
@@ -325,7 +326,7 @@ class TransformedPredictive(RegressionPredictive):
         return self.transform.inverse(z)
 
     def _standardized(self, y: Tensor) -> Tensor:
-        """The values z of targets, computed in float64. The target of an atom gives exactly the atom's z."""
+        """The values z of targets, computed in float64. A target at an atom gives exactly the atom's z."""
         at = match_targets(y, self.inner.mean).double()
         z = self.transform.forward(at)
         if self.family.least is not None:
@@ -334,7 +335,7 @@ class TransformedPredictive(RegressionPredictive):
 
     @property
     def _family_least(self) -> Tensor:
-        """The target of the family's atom, [O]; minus infinity if the family has no atom."""
+        """The target at which the family has its atom, [O]; minus infinity if the family has no atom."""
         least = -math.inf if self.family.least is None else self.family.least
         z = torch.full_like(self.transform.shift, least)
         return z if self.family.least is None else self.transform.inverse(z)
@@ -379,12 +380,12 @@ class TransformedPredictive(RegressionPredictive):
         return self._probability(at, self.inner.cdf, at >= self._least.to(at))
 
     def below(self, y: Tensor) -> Tensor:
-        """P(Y < y) for each output, which is smaller than `cdf` at an atom: [B, O]."""
+        """P(Y < y) for each output: [B, O]. At an atom, this probability is smaller than `cdf`."""
         at = match_targets(y, self.inner.mean)
         return self._probability(at, self.inner.below, at > self._least.to(at))
 
     def _probability(self, y: Tensor, of: Callable[[Tensor], Tensor], possible: Tensor) -> Tensor:
-        """The probability that `of` computes from z, or 0 for targets that are not `possible`."""
+        """The probability that the function `of` computes from z; 0 where `possible` is false."""
         z = self._standardized(y)
         found = torch.where(possible & z.isfinite(), of(z.nan_to_num(0, 0, 0)), (z == math.inf).to(z))
         return self._recalibrated(found)
@@ -409,7 +410,7 @@ class TransformedPredictive(RegressionPredictive):
 
 
 def knot_at(level: float, p: Tensor, y: Tensor) -> Tensor:
-    """The first of the quantiles y [K, B, O] whose probability p reaches a level: [B, O]."""
+    """The first of the quantiles y, [K, B, O], whose probability in p is at least `level`: [B, O]."""
     place = (p < level).sum(0, keepdim=True).clamp_max(len(y) - 1)
     return y.gather(0, place)[0]
 

@@ -23,10 +23,10 @@ class PriorDraw:
     r"""The Gaussian prior over weights, given S draws of its hyperparameters. The mean of the prior is 0 unless `mean`
     is given.
 
-    The entries of a weight are independent, $\mathcal{N}(\mu_w, \sigma_w^2)$, unless `factor` names the weight. In this case the
-    weight is a convolution's kernel with one filter for each pair of an output and an input channel. The filters are
-    independent of each other, and each has the distribution $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions
-    in row-major order.
+    The entries of a weight are independent, $\mathcal{N}(\mu_w, \sigma_w^2)$, unless `factor` names the weight. A weight named in
+    `factor` is a convolution's kernel with one filter for each pair of an output and an input channel. The filters are
+    independent of each other, and each has the distribution $\mathcal{N}(0, \sigma_w^2 C C^\top)$ over its K positions in
+    row-major order.
 
     Args:
         std: Standard deviations $\sigma_w$ by weight name: a number, or a tensor [S] for S draws of a hierarchical
@@ -60,7 +60,7 @@ class PriorDraw:
         return self
 
     def second_moments(self, name: str, value: Tensor) -> Tensor:
-        r"""The moments of a weight's value that `cross_entropy` needs.
+        r"""The moments that `cross_entropy` needs, computed from a weight's value.
 
         For most weights this is $\lVert w - \mu \rVert^2$. For a kernel named in `factor`, it is the matrix $\sum_f w_f
         w_f^\top$, [K, K], where f runs over the filters.
@@ -89,8 +89,8 @@ class PriorDraw:
            + \frac{1}{2\sigma_w^2} \operatorname{tr} (C C^\top)^{-1} \sum_f \mathbb{E}_q w_f w_f^\top $$
 
         Args:
-            second_moments: Expectations with respect to q of the results of the method `second_moments`, by weight name. Each is
-                a scalar or [S], or [K, K] for a kernel named in `factor`.
+            second_moments: For each weight name, the expectation under q of what the method `second_moments` returns. Each is a
+                scalar or [S], or [K, K] for a kernel named in `factor`.
             sizes: Number of scalars $P_w$ of each weight, by weight name.
         """
         constant = 0.5 * math.log(2 * math.pi) * sum(sizes[name] for name in second_moments)
@@ -117,7 +117,8 @@ class PriorDraw:
         return found
 
     def color(self, name: str, value: Tensor) -> Tensor:
-        """Turn a kernel with independent positions into a kernel with the prior's correlation. Both have the prior's scale.
+        """Turn a kernel with independent positions into a kernel with the prior's correlation. Both kernels have the prior's
+        scale.
 
         Posteriors that are built on the prior work with $C^{-1} w$ instead of w.
 
@@ -221,7 +222,7 @@ class Prior(nn.Module):
         return {key: value for key, value in vars(self).items() if key != "_drawn"}
 
     def typical(self) -> PriorDraw:
-        """One draw without randomness, in which each scale is its mean under the hyperparameters' posterior."""
+        """A `PriorDraw` without randomness: each scale is its mean under the hyperparameters' posterior."""
         return self.draw(1)
 
     def live(self) -> PriorDraw:

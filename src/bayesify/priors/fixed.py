@@ -52,8 +52,8 @@ class Neal(Prior):
     not depend on the width of the layers.
 
     The fan-in of a layer is the number of its inputs. The bias does not count. Ritter et al. (2021) include the bias in
-    W, so their fan-in is larger by 1. For a 3 x 3 convolution of 64 channels, which has 576 inputs, their prior standard
-    deviation is 0.09 % smaller than here. A bias shares its layer's fan-in. Embeddings, normalization layers and custom
+    W, so their fan-in is larger by 1. For a 3 x 3 convolution of 64 channels, which has 576 inputs, the prior standard deviation
+    of Ritter et al. is 0.09 % smaller than here. A bias shares its layer's fan-in. Embeddings, normalization layers and custom
     parameters have no fan-in, and their standard deviation is `scale`.
 
     Args:
@@ -80,9 +80,9 @@ class AroundNetwork(Neal):
     r"""$p(w) = \mathcal{N}(w_0, \text{scale}^2 / \text{fan\_in})$, centered on the weights $w_0$ of the given network.
 
     This prior does not pull a trained network away from its weights, so few epochs and wide scales are safe. It is not a prior in
-    the strict sense if $w_0$ was trained on the same data. The data are then used twice, the evidence is too high, and the
-    uncertainty is too small if training has overfitted. If $w_0$ comes from other data (a pretrained network), this is
-    a proper prior. Weights without a fan-in have standard deviation `scale`.
+    the strict sense if $w_0$ was trained on the same data. The data are then used twice, so the evidence is too high and, if
+    training has overfitted, the uncertainty is too small. If $w_0$ comes from other data (a pretrained network), this is a proper
+    prior. Weights without a fan-in have standard deviation `scale`.
 
     `center` stores $w_0$ by name and is not trained.
 
@@ -111,10 +111,11 @@ class AroundNetwork(Neal):
 
 
 class Varied(Prior):
-    r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$. The scales are in a buffer, because the models of a stack may have different scales.
+    r"""$p(w) = \mathcal{N}(0, \sigma_w^2)$. The scales $\sigma_w$ are in a buffer, because the models of a stack may have
+    different scales.
 
     Shapes:
-        scales: [U], the distinct scales. Two weights share one entry of `scales` if each model gives both weights the same scale.
+        scales: [U], for U distinct scales. Two weights share one entry if each model gives both weights the same scale.
     """
 
     name = "varied"

@@ -32,8 +32,8 @@ class Scale(Prior):
     comparable.
 
     The parameters are `log_alpha` and `log_beta`. Alpha and beta both start at $P_l / 2$, where $P_l$ is the number of
-    weights of the layer. If the weights are as large as expected under Neal's prior, $q(s_l)$ is then the exact
-    posterior, $\mathrm{Gamma}(2 + \tfrac{P_l}{2}, 2 + \tfrac{\text{fan\_in}}{2} \lVert w \rVert^2)$.
+    weights of the layer. If the weights are as large as expected under Neal's prior, the initial $q(s_l)$ is the exact posterior,
+    $\mathrm{Gamma}(2 + \tfrac{P_l}{2}, 2 + \tfrac{\text{fan\_in}}{2} \lVert w \rVert^2)$.
 
     Shapes:
         log_alpha, log_beta: [L], with layers in the order of their first weight.
@@ -54,12 +54,12 @@ class Scale(Prior):
 
     @property
     def shape(self) -> Tensor:
-        r"""$2 + \alpha$, the shape of q(s), [L]."""
+        r"""Shape $2 + \alpha$ of q(s), [L]."""
         return SHAPE + self.log_alpha.exp()
 
     @property
     def rate(self) -> Tensor:
-        r"""$2 + \beta$, the rate of q(s), [L]."""
+        r"""Rate $2 + \beta$ of q(s), [L]."""
         return RATE + self.log_beta.exp()
 
     def std_of(self, weight: Weight) -> float:
@@ -81,8 +81,8 @@ class Scale(Prior):
         return PriorDraw(self._by_weight(mean[None]), self.kl(), std_variance=self._by_weight(variance[None], power=2))
 
     def _by_weight(self, roots: Tensor, power: int = 1) -> dict[str, Tensor]:
-        """For each weight, the values of its layer from a tensor [S, L], times a power of the weight's standard deviation under
-        Neal's prior: [S]."""
+        """For each weight, its layer's column of a tensor [S, L], times a power of the weight's standard deviation under Neal's
+        prior: [S]."""
         columns = roots.unbind(-1)
         made: dict[tuple[str, float], Tensor] = {}
         for weight in self.weights.values():
@@ -113,18 +113,18 @@ class SpatialInverseWishart(Prior):
     posterior is built on the prior. `bayesianize` rejects other posteriors.
 
     The parameters are `log_nu`, `log_diagonal` (logarithms of d) and `lower` (entries of N, row by row), where
-    $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular. Kernels of equal K are stored together,
-    in the order of the network. $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. At these values, the mean of
-    $L^{-1}$ under q(L) is I, and q(L) is as wide as the posterior after $\nu$ observed filters.
+    $\Psi = B B^\top$ with $B = \operatorname{diag}(d)(I + N)$ lower triangular. Kernels with the same K are stored together, in
+    the order of the network. $\nu$ starts at the number of filters and $\Psi$ at $\nu I$. At these values, the mean of $L^{-1}$
+    under q(L) is I, and q(L) is as wide as the posterior after $\nu$ observed filters.
 
     Shapes:
-        log_nu: [G], for each K with G kernels; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
+        log_nu: [G], for the G kernels with K positions; log_diagonal: [G, K]; lower: [G, K (K - 1) / 2].
     """
 
     name = "spatial_inverse_wishart"
 
     def build(self) -> None:
-        """Make one q(L) per kernel. Kernels of equal K are stored together."""
+        """Make one q(L) per kernel."""
         self.groups: dict[int, list[str]] = {}
         for name, weight in self.weights.items():
             size = kernel_positions(weight)

@@ -29,7 +29,7 @@ class RandomFourierFeatures(nn.Module):
 
     Args:
         num_inputs: Number of inputs D.
-        num_features: Number of features 2 m, an even number.
+        num_features: Number of features 2 m, which must be even.
         lengthscale: Initial lengthscales: one number, or one number per input. The default is $\sqrt{D} / 2$, as in
             Rossi et al. 2020, and suits inputs from 0 to 1.
         amplitude: Initial amplitude a, which is a standard deviation.
@@ -72,7 +72,7 @@ class RandomFourierFeatures(nn.Module):
 
     @property
     def amplitude(self) -> Tensor:
-        """Amplitude a, a scalar."""
+        """The scalar amplitude a."""
         return positive(self.raw_amplitude)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class RandomFeatureNetwork(nn.Module):
         generator: See `RandomFourierFeatures`.
 
     Raises:
-        ValueError: If an argument is not valid for `RandomFourierFeatures`, or `num_outputs` is below 1.
+        ValueError: If an argument is not valid for `RandomFourierFeatures`, or if `num_outputs` is below 1.
     """
 
     @checked

@@ -83,7 +83,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
 
         Args:
             x: Inputs.
-            memory: Memory budget of the covariances in bytes. It applies only if gradients are disabled.
+            memory: Memory budget of the covariances in bytes. The budget applies only if gradients are disabled.
         """
         checked_inputs(x)
         # gpytorch may form the covariance between all rows, so the square of the number of rows must fit.
@@ -97,7 +97,7 @@ class InducingPointGP(nn.Module, Predictor, Trainable):
         return torch.cat(means).unsqueeze(-1), torch.cat(variances).unsqueeze(-1)
 
     def kl(self) -> Tensor:
-        """KL(q(u) || p(u)) in nats, a scalar."""
+        """KL(q(u) || p(u)) in nats: a scalar."""
         with _quietly():
             divergence: Tensor = self.process.variational_strategy.kl_divergence()
         return divergence

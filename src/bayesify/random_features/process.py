@@ -41,9 +41,9 @@ def linear_moments(posterior: Posterior, names: Sequence[str], features: Tensor)
     r"""Mean and variance of $\phi^\top w_o$ for weights $w_o$ of single-output layers.
 
     For independent weights, the mean is $\phi^\top m$ and the variance is $(\phi^2)^\top s^2$. For a dense Gaussian, the variance
-    is $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in g. Let $\Phi$ be the features $\phi$, reshaped to the
-    shape of the weight matrix. Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$. A variance
-    therefore costs O(n) for n features, not O(n^2).
+    is $\lVert L^\top \phi \rVert^2$. Walsh-Hadamard weights are linear in the diagonal g. Let $\Phi$ be the features $\phi$,
+    reshaped to the shape of the weight matrix. Then $\phi^\top w = a^\top g$ with $a = \operatorname{diag}(H S_1 \Phi S_2 H)$. A
+    variance therefore costs O(n) for n features, not O(n^2).
 
     The weights are [1, n] each, one per output, and the features $\phi$ are [B, n]. Mean and variance are [B, O]. Raises
     `ValueError` for a posterior for which `has_moments` is false.
@@ -174,7 +174,7 @@ class RandomFeatureGP(BayesianNetwork):
 
         Args:
             x: Inputs, [B, D].
-            memory: Memory budget of the features in bytes. It applies only if gradients are disabled.
+            memory: Memory budget of the features in bytes. The budget applies only if gradients are disabled.
 
         Returns:
             Mean and variance, [B, O] each.
@@ -235,8 +235,8 @@ class RandomFeatureGP(BayesianNetwork):
         """The predictive distribution of a batch of inputs [B, D]; see `BayesianNetwork.predict` for the other arguments.
 
         Args:
-            method: `"draws"` gives a mixture over functions. `"closed_form"` uses `function_moments`. For a Gaussian
-                likelihood the result is exact. For classes the result is an average over draws of the outputs. For
+            method: `"draws"` gives a mixture over functions. `"closed_form"` uses `function_moments`. It is exact for a
+                Gaussian likelihood; class probabilities are averages over draws of the outputs. For
                 `"moments"` see `BayesianNetwork.predict`.
             options: Further arguments of `BayesianNetwork.predict`, for `"draws"` and `"moments"`.
 
@@ -256,7 +256,7 @@ class RandomFeatureGP(BayesianNetwork):
         return likelihood.closed_form(OutputGaussian(mean, torch.diag_embed(variance), seed=0))
 
     def config(self) -> dict[str, Any]:
-        """The network's configuration as a plain dict, and whether the bound is exact."""
+        """The network's configuration and the option `exact_bound`, as a plain dict."""
         return {"network": super().config(), "exact_bound": self.exact_bound}
 
     @classmethod

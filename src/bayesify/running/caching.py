@@ -76,7 +76,7 @@ class Results:
         return found
 
     def values(self) -> list[Any]:
-        """All results that are currently cached for the parameters, for callers that must keep these results alive."""
+        """All results that are currently cached, for callers that must keep these results alive."""
         return list(self._state.values.values()) if self._state is not None else []
 
     def constant(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
@@ -130,8 +130,8 @@ class Results:
     def run_beside_comparison(
         self, owner: nn.Module, number: int, run: Callable[[], Computed]
     ) -> tuple[Computed, bool]:
-        """Run a function on the owner's GPU. Return the function's result, and whether the parameters, when the function began,
-        were equal to those for which `state` returned `number`.
+        """Run a function on the owner's GPU. Return the function's result, and whether the parameters at the function's start
+        were those for which `state` returned `number`.
 
         The parameters are compared on a separate stream. The device therefore runs the function while the host waits for the
         result of the comparison.

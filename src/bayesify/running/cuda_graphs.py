@@ -26,8 +26,8 @@ Made = TypeVar("Made")
 
 @dataclass
 class Kind(Generic[Made]):
-    """One kind of call, with the state of its last call, the number of calls, its capture (if there is one), and whether a
-    capture failed.
+    """One kind of call: the state of its last call, the number of calls, the capture (if there is one), and whether a capture
+    failed.
 
     The capture depends on the kind and on the state, for example on the addresses of the tensors that the capture reads. `held`
     is an object that must live as long as this entry, for example a generator whose id is part of the kind.
@@ -57,7 +57,7 @@ class Captures(Generic[Made]):
         self.reason = ""
 
     def known(self, kind: Hashable) -> Kind[Made] | None:
-        """The entry of a kind; this kind becomes the most recently used one."""
+        """The entry for a kind; the kind now counts as the most recently used one."""
         found = self._kinds.pop(kind, None)
         if found is not None:
             self._kinds[kind] = found
@@ -70,7 +70,7 @@ class Captures(Generic[Made]):
     def find(self, kind: Hashable, state: Any, make: Callable[[], Made], held: object = None) -> Made | None:
         """The capture for a call; `None` if the call must run without a capture. For `state` and `held` see `Kind`.
 
-        `make` captures the call. It raises `RuntimeError`, `ValueError` or `NotImplementedError` if that is impossible.
+        `make` captures the call, or raises `RuntimeError`, `ValueError` or `NotImplementedError` if this is impossible.
         """
         with CAPTURE_LOCK:
             entry = self.known(kind)
@@ -98,10 +98,10 @@ class Captures(Generic[Made]):
 class Captured(Generic[Result]):
     """A captured function, with the memory that its graph reads and the memory that every replay writes.
 
-    The function reads `inputs`, which `replay` fills. The function must have run on a `side_stream` before the capture. It draws
-    random numbers from `generators` and from torch's generator of the device; the states of these generators are restored if the
-    capture fails. Graphs that never run at the same time may share a memory pool. Every replay overwrites `results`, which is the
-    return value of the function.
+    The function reads `inputs`, which `replay` fills. The function must have run on a `side_stream` before the capture. The
+    function draws random numbers from `generators` and from torch's generator of the device; if the capture fails, the states of
+    these generators are restored. Graphs that never run at the same time may share a memory pool. Every replay overwrites
+    `results`, which is the return value of the function.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Captured(Generic[Result]):
         return self.results
 
     def pool(self) -> Any:
-        """Memory pool of the graph, for graphs that never run at the same time."""
+        """Memory pool of the graph; other graphs may share it if they never run at the same time as this graph."""
         return self._graph.pool()
 
 

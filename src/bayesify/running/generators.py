@@ -14,8 +14,8 @@ _OWNED = threading.local()
 def own_generators(devices: Iterable[torch.device | int] = (), *, seed: int | None = None) -> Iterator[None]:
     """Reserve torch's global generators for this thread, and restore them at the end. Other threads that need the generators wait.
 
-    Otherwise two simultaneous training runs would consume each other's random numbers. Predictions with their own generator do
-    not need to reserve the global generators.
+    If threads did not wait, two simultaneous training runs would consume each other's random numbers. Predictions with their own
+    generator do not need to reserve the global generators.
 
     The global generators of the GPUs in `devices` are restored in addition to the CPU's generator. Without a seed, the generators
     continue from their current state.

@@ -142,14 +142,15 @@ def map_rows(function: Callable[[Tensor], Tensor], args: Args, kwargs: Kwargs) -
 
 
 def split_rows(args: Args, kwargs: Kwargs, rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Split a batch into pieces of `rows` examples. An input without one entry per example is passed whole with every piece."""
+    """Split a batch into pieces of `rows` examples. An input that does not have one entry per example is passed whole with every
+    piece."""
     for start in range(0, batch_size(args, kwargs), rows):
         yield map_rows(lambda leaf, start=start: leaf[start : start + rows], args, kwargs)  # type: ignore[misc]
 
 
 def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, Any]]:
-    """At most `rows` examples, taken alternately from the two halves of the batch. An input without one entry per example is
-    returned whole."""
+    """At most `rows` examples, taken alternately from the two halves of the batch. An input that does not have one entry per
+    example is returned whole."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
@@ -189,14 +190,16 @@ class Untouched:
 
 
 def stack(*leaves: Any) -> Any:
-    """Stack tensors along a new first axis. Other values must be equal in every draw; the first of them is returned."""
+    """Stack tensors along a new first axis. Values that are not tensors must be equal in every draw; the first draw's value is
+    returned."""
     return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
 
 
 def each(values: WeightDict) -> Iterator[WeightDict]:
     """Yield the draws one by one, without the draws axis.
 
-    All draws come from one `unbind`. If they were indexed, the gradient of each single draw would have the size of all draws.
+    All draws come from one `unbind`. If draws were indexed one by one, the gradient of each draw would have the size of all
+    draws.
     """
     if count_draws(values) == 1 or isinstance(values, PlacedWeights):
         yield from (at(values, index) for index in range(count_draws(values)))
@@ -246,8 +249,8 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
 def select_output(output: Any, key: str | int | None) -> Tensor:
     """The tensor among a network's outputs that the likelihood uses.
 
-    The output is a tensor, or a tuple, dict or dataclass of tensors. The key `None` selects the only tensor, or
-    `logits`. Raises `ValueError` if the choice is ambiguous, or there is no tensor.
+    The output is a tensor, or a tuple, dict or dataclass of tensors. The key `None` selects the only tensor, or the one named
+    `logits`. Raises `ValueError` if the choice is ambiguous, or if there is no tensor.
     """
     if isinstance(output, Tensor):
         if key is not None:

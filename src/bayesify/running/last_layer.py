@@ -36,14 +36,14 @@ def last_layer(
     owner: str = "Laplace",
     seen: Callable[[Tensor], None] | None = None,
 ) -> list[str]:
-    """Weights of the last linear maps: no other linear map lies between them and the output.
+    """Weights of the last linear maps, which have no other linear map between them and the output.
 
-    Most networks have one such map. A network that concatenates several heads has one in each head. The result contains all
-    weights of these layers. They include a weight that the layer shares with another layer (tied embeddings)
-    and the parameters from which a weight is computed (weight normalization).
+    Most networks have one such map. A network that concatenates several heads has one such map in each head. The result contains
+    all weights of these layers. A weight that the layer shares with another layer (tied embeddings) is included, and so are the
+    parameters from which a weight is computed (weight normalization).
 
-    `weights` are the network's trainable weights by name, and `values` their values, by default the network's own. Only
-    two examples are run, and `seen` is called with their outputs. Error messages name the caller, `owner`.
+    `weights` describes the network's trainable weights by name. `values` contains their values, by default the network's own.
+    Only two examples are run, and `seen` is called with their outputs. Error messages name the caller, `owner`.
 
     Raises:
         ValueError: If no linear map was called, or if an operation after the last layer uses a weight outside of a layer's call.
@@ -135,8 +135,8 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
 
 
 def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
-    """Indices in `calls` of the layer calls from which the node can be reached without passing another layer call. A call is left
-    out if another of these calls depends on it.
+    """Indices in `calls` of the layer calls that have a path to `node` without another layer call on it. A call is left out if
+    another call in the result depends on it.
 
     `node` is the outputs' node in the autograd graph. `calls` contains, for each call of a layer, the nodes of its outputs.
     """
@@ -150,8 +150,8 @@ def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
 
 
 def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool]]:
-    """For each tensor that an operation after node number `end` uses outside of a layer's call: the tensor's id and a flag. The
-    flag says whether the operation is a matrix product.
+    """The id and a flag for each tensor that an operation after node number `end` uses outside of a layer's call. The flag says
+    whether the operation is a matrix product.
 
     `node` is the outputs' node in the autograd graph, and `made` has the nodes of the outputs of layer calls.
     """
@@ -166,7 +166,7 @@ def _used_after(node: Any, end: int, made: set[Any]) -> Iterator[tuple[int, bool
 
 
 def _nodes(node: Any, ends: Container[Any] = ()) -> set[Any]:
-    """A node of the autograd graph and all nodes on which it depends, except the nodes behind `ends`."""
+    """A node of the autograd graph and all nodes on which it depends; the search does not continue past the nodes in `ends`."""
     seen: set[Any] = set()
     waiting = [node]
     while waiting:

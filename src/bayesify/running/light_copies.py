@@ -97,14 +97,14 @@ class LightCopy:
     """A copy of a module tree that shares all tensors with the original. The copy has its own modes and its own slots for
     parameters and buffers.
 
-    In the copy, attributes that refer to modules of the tree (lists, dicts, bound methods, objects) refer to the copied modules.
-    In modules that are not torch's own, a container in an attribute is copied together with its nested containers, if all of them
-    have at most `MAX_CONTAINER_ENTRIES` entries in total. All other attributes are shared, and so are the contents of tuples and
-    other objects. Copying takes microseconds per module.
+    If an attribute (list, dict, bound method or object) refers to modules of the tree, the copy's attribute refers to the copied
+    modules. In modules that are not torch's own, a container in an attribute is copied together with its nested containers, if
+    they have at most `MAX_CONTAINER_ENTRIES` entries in total. All other attributes are shared, and so are the contents of tuples
+    and other objects. Copying takes microseconds per module.
 
-    With `hooks`, hooks can be registered with the copy's modules. `owners` are the paths of the modules whose slots will be
-    filled. If `owners` are passed and `hooks` is false, torch's other leaf modules, which a pass does not change, are shared
-    instead of copied.
+    With `hooks=True`, hooks can be registered on the copy's modules. `owners` are the paths of the modules whose slots will be
+    filled. If `owners` is given and `hooks` is false, torch's leaf modules that are not in `owners` and that a pass does not
+    change are shared instead of copied.
 
     `root` is the copy of the whole network, and `owned` has the copies of the owners by path. The copy is not `complete` if
     the network is compiled, because compiled code runs only the original module object. `places` are the slots that the last
@@ -217,7 +217,7 @@ class LightCopy:
         return clone
 
     def _copy_container(self, container: Any) -> Any:
-        """Copy a container and its nested containers, each once. If they are too large, return the container itself."""
+        """Copy a container and its nested containers, each once. If the containers are too large, return the container itself."""
         if id(container) in self._containers:
             return self._containers[id(container)][1]
         found = _nested(container)
@@ -247,7 +247,7 @@ class LightCopy:
         self._shared_kinds = list(map(type, self._shared.values()))
 
     def is_current(self) -> bool:
-        """Whether the network is unchanged since `remember`. In this case, a new copy would be equal to this one."""
+        """Whether the network is unchanged since `remember`. A new copy of an unchanged network would equal this copy."""
         states = [module.__dict__ for module in self._shared.values()]
         return (
             self._records is not None
@@ -343,13 +343,13 @@ class Record:
 
 
 class FreeCopies:
-    """Copies of one network (see `LightCopy`) that no pass is using. Single passes in the network's own mode reuse them.
+    """Copies of one network (see `LightCopy`) that no pass is using. Single passes in the network's own mode reuse these copies.
 
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
-    written back. Checking both conditions costs less than making another copy. Other code may still refer to a module of the
-    copy, for example as a dictionary key. The copy can be reused even then, because the original module would also be the same
-    key in every call. Each prediction uses a new copy. Nothing that the passes of a prediction store in its copy is written back
-    to the network.
+    written back. Checking both conditions costs less than making another copy. Other code may still refer to a module of a copy,
+    for example by using the module as a dictionary key. A copy can be reused even if one of its modules is a key elsewhere,
+    because the original module would also be the same key in every call. Each prediction uses a new copy. What the passes of a
+    prediction store in its copy is not written back to the network.
     """
 
     def __init__(self) -> None:
@@ -374,7 +374,7 @@ class FreeCopies:
         return copied
 
     def put(self, copied: LightCopy, owners: Collection[str] | None, *, unchanged: bool) -> None:
-        """Return a copy after its pass; `unchanged` is the result of `LightCopy.write_back`."""
+        """Put a copy back after its pass; `unchanged` is the result of `LightCopy.write_back`."""
         free = self._free[owners is None]
         if unchanged and len(free) < MAX_FREE_COPIES:
             free.append(copied)
@@ -399,7 +399,7 @@ def is_torchs(kind: type) -> bool:
 
 
 def _nested(container: Any) -> dict[int, Any]:
-    """A container and all nested containers, by id; empty if they have more than `MAX_CONTAINER_ENTRIES` entries."""
+    """A container and all nested containers, by id; empty if together they have more than `MAX_CONTAINER_ENTRIES` entries."""
     found, waiting, entries = {id(container): container}, [container], 0
     while waiting:
         one = waiting.pop()
@@ -436,7 +436,8 @@ def _is_unhooked(state: dict[str, Any]) -> bool:
 
 
 def leaves_inputs(network: nn.Module) -> bool:
-    """Whether a network cannot change its inputs: all its modules are plain torch modules, and none works in place."""
+    """Whether all modules of a network are plain torch modules that do not work in place, so that the network cannot change its
+    inputs."""
     return not has_global_hooks() and all(
         is_torchs(type(module)) and _is_unhooked(module.__dict__) and not getattr(module, "inplace", False)
         for module in network.modules()

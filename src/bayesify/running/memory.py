@@ -21,8 +21,8 @@ PROBED_ROWS = 4
 
 
 def parse_bytes(size: int | str) -> int:
-    """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`. Raises `ValueError` if `size`
-    cannot be parsed, or is not positive."""
+    """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`. Raises `ValueError` if `size` cannot be
+    parsed, or if it is not positive."""
     text = str(size).strip()
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text)
     if isinstance(size, bool) or match is None or match[2].upper() not in UNITS or float(match[1]) <= 0:
@@ -36,7 +36,7 @@ def in_words(size: int) -> str:
 
 
 def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
-    """Warn if the outputs of the first rows depend on other rows, because a split batch then gives wrong results."""
+    """Warn if the outputs of the first rows depend on other rows, because splitting the batch then gives wrong results."""
     rows = min(len(few), len(piece))
     if rows == len(piece) == len(few) or few.shape[1:] != piece.shape[1:] or not few.is_floating_point():
         return
@@ -77,7 +77,7 @@ class CountBytes(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Without this method, torch would import its compiler in the first operation, which takes seconds."""
+        """Without this method, the first operation would make torch import its compiler, which takes seconds."""
         return False
 
     def __init__(self) -> None:

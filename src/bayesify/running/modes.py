@@ -31,7 +31,7 @@ def full_precision(device: str) -> Iterator[torch.dtype | None]:
 
 @contextmanager
 def assigned(owners: Iterable[Any], name: str, *value: Any) -> Iterator[None]:
-    """Context in which an attribute of several objects has one value, if a value is given. At the end, each object gets its own
+    """Context in which an attribute of several objects has the given value, if there is one. At the end, each object gets its own
     value back."""
     before = [(owner, getattr(owner, name)) for owner in owners]
     try:

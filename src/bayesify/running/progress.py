@@ -1,4 +1,4 @@
-"""Display of progress, also of a training run."""
+"""Progress displays, including one for training runs."""
 
 import math
 import sys
@@ -18,9 +18,9 @@ class Display:
     """Context manager that shows a progress line on standard error. Without a terminal, nothing is shown.
 
     The columns are `"bar"`, `"count"` (3/10), `"bytes"`, `"percent"`, `"elapsed"`, `"left"`, or texts. A text may contain
-    `{task.description}` and `{task.fields[...]}`; `fields` gives the initial values of the latter. `total` is the total amount of
-    work; `None` if it is unknown. With `transient`, the line disappears at the end. `console` replaces the console of `rich` on
-    standard error.
+    `{task.description}` and `{task.fields[...]}`; `fields` gives the initial values of these fields. `total` is the total amount
+    of work; `None` if it is unknown. With `transient`, the line disappears at the end. `console` replaces the console of `rich`
+    on standard error.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Display:
         return self._bar is not None
 
     def update(self, **changes: Any) -> None:
-        """Update the line: `completed`, `total`, `advance` (the amount of new work), `description` and fields."""
+        """Update `completed`, `total`, `advance` (the amount of new work), `description` or fields of the line."""
         if self._bar is not None:
             self._bar.update(self._task, **changes)
 
@@ -78,8 +78,9 @@ class Display:
 class TimeLeft(Display):
     """Shows progress and the remaining time on standard error: as a bar in a terminal, otherwise as an occasional line.
 
-    `unit` is the word for what is counted, such as "runs" in the line `3 of 10 runs finished`. With `bound`, the work may end
-    early, so that the total and the remaining time are upper bounds. `console` replaces the console of `rich` on standard error.
+    `unit` is the word for what is counted, such as "runs" in the line `3 of 10 runs finished`. With `bound=True`, the work may
+    end early, so that the total and the remaining time are upper bounds. `console` replaces the console of `rich` on standard
+    error.
     """
 
     def __init__(
@@ -130,8 +131,8 @@ as the previous wait."""
 class ProgressBar(Display):
     """Line on the terminal with the epoch, the batch, the NLL per example and the KL.
 
-    If standard error is not a terminal, it prints a line now and then, and no line in a short run. `total` is the number
-    of epochs, and `batches` the number of batches per epoch, if known.
+    If standard error is not a terminal, a line is printed now and then; a short run prints no line. `total` is the number of
+    epochs, and `batches` the number of batches per epoch, if known.
     """
 
     def __init__(self, show: bool, total: int, batches: int | None) -> None:

@@ -55,7 +55,7 @@ class SlowVmap(Exception):
 
 
 class Vmaps:
-    """Records whether `vmap` works on the modules of one network, for each purpose: draws, gradients, inducing inputs."""
+    """Records for each purpose (draws, gradients or inducing inputs) whether `vmap` works on the modules of one network."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
@@ -64,7 +64,7 @@ class Vmaps:
     def run(self, function: Callable[[], Result], what: str) -> Result:
         """Run a function that calls `vmap`. If torch warns that `vmap` loops over an operation, raise `SlowVmap`.
 
-        After the first call that succeeds for a purpose, this is not checked again.
+        After the first call that succeeds for a purpose, torch's warnings are not checked again.
         """
         if what in self._quick or torch.compiler.is_compiling():
             return function()
@@ -165,7 +165,7 @@ class Runner:
 
     A pass runs a copy of the network that shares the network's tensors (see `LightCopy`). The copy has its own slots, modes and
     hooks. Several threads can therefore use one network. Values that the network's own code assigns to its attributes and buffers
-    are written back after the pass. Passes with `vmap`, and passes in the evaluation mode of `evaluating`, write nothing back.
+    are written back after the pass. Passes with `vmap`, and passes of a runner from `evaluating`, write nothing back.
 
     `weights` describes, by name, the weights that were taken out of the network. `point_values` replace the network's own
     parameters and buffers; `snapshot` uses them to freeze the current values. With `evaluate`, passes run in evaluation mode,
@@ -229,7 +229,7 @@ class Runner:
         return self.state.decisions(list(self.network.modules()), some=True)
 
     def module(self, original: nn.Module) -> nn.Module:
-        """The module that this runner runs in place of `original`, a module of the network; see `alone`."""
+        """The module that this runner runs in place of the network's module `original`; see `alone`."""
         return original
 
     def call(
@@ -238,7 +238,7 @@ class Runner:
         """Run one forward pass, or another `method` such as `"generate"`, with one draw.
 
         `values` are weights and buffers by name, without the draws axis; a tied weight is keyed by its first name. With
-        `protect`, the network gets copies of its inputs, because it may change them in place.
+        `protect=True`, the network gets copies of the inputs, because it may change its inputs in place.
         """
         if torch.compiler.is_compiling():
             return Pass(self, None).call(values, args, kwargs, protect=protect, method=method)
@@ -251,11 +251,11 @@ class Runner:
         """How to run `num_draws` draws.
 
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode run in a
-        loop. They have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the key-value cache
-        of a transformer. If only weights of linear layers are drawn in such a transformer, the draws run as rows of one batch. A
-        convolution whose kernel differs between draws runs in a loop. With `vmap` it would become a grouped convolution, which is
-        slower on CPU and GPU. Everything else gains from `vmap`, except large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If
-        `vmap` fails, the draws run in a loop.
+        loop. These modules have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the
+        key-value cache of a transformer. If only weights of linear layers are drawn in a transformer with such a cache, the draws
+        run as rows of one batch. A convolution whose kernel differs between draws runs in a loop. With `vmap`, such a convolution
+        would become a grouped convolution, which is slower on CPU and GPU. Everything else gains from `vmap`, except large passes
+        on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
         """
         if num_draws == 1:
             return "single"
@@ -276,7 +276,7 @@ class Runner:
         return outputs
 
     def refuse_vmap(self, refusal: Exception) -> None:
-        """Record that `vmap` cannot run the network. Warn about it unless `vmap` works but is slower."""
+        """Record that `vmap` cannot run the network. Warn about it, unless the reason is that `vmap` is slow."""
         self.decisions().vmaps.refused.add("draws")
         if not isinstance(refusal, SlowVmap):
             reason = str(refusal).strip().splitlines()[0]
@@ -323,7 +323,7 @@ class Pass(Runner):
         return original if self._copy is None else self._copy[original]
 
     def give_back(self) -> None:
-        """Write back to the network the values that its own code assigned in a pass."""
+        """After a pass, write back to the network the values that its own code assigned."""
         if self._copy is not None and self._keeps_state and not self.evaluate:
             self.unchanged = self._copy.write_back()
 
@@ -363,7 +363,7 @@ class Pass(Runner):
                 refresh_recurrent(self.network)
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether a gradient may be needed through a recurrent layer in evaluation mode. The cuDNN kernels cannot compute such a
+        """Whether the gradient of a recurrent layer in evaluation mode may be needed. The cuDNN kernels cannot compute such a
         gradient."""
         if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
             return False

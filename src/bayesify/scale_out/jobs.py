@@ -64,8 +64,8 @@ def run_jobs(
     torch are seeded by the job's name. All jobs compute with the same number of threads.
 
     Args:
-        function: Function from a job to its result. The result is a dictionary that can be written as JSON. Define the function at
-            the top of a module. Use `functools.partial` to bind settings that do not affect the result, such as the path of a file.
+        function: Function from a job to its result. The result is a dictionary that can be written as JSON. Define the function
+            at module level. Use `functools.partial` to bind settings that do not affect the result, such as the path of a file.
         jobs: Jobs by name. A job is any data that can be written as JSON, or a dataclass of such data. A name is a file name, or
             several file names separated by `/`. If jobs depend on the results of other jobs, give a plan: a function that returns
             jobs and is called again when these jobs are done.
@@ -131,7 +131,7 @@ class _Records:
                 return jobs
 
     def open_jobs(self) -> list[str]:
-        """Jobs without a result that have not failed too often."""
+        """Jobs that have no result and have not failed too often."""
         return [name for name in self.jobs if name not in self.results and name not in self.reasons]
 
     def look(self, name: str) -> bool:

@@ -21,7 +21,7 @@ def write_result(folder: Path, name: str, job: Any, result: dict[str, Any]) -> N
 
 
 def read_result(folder: Path, name: str) -> tuple[Any, dict[str, Any]] | None:
-    """The job and the result in a file; `None` if there is no file, or the file was changed."""
+    """The job and the result in a file; `None` if there is no file, or if the file was changed."""
     try:
         content = json.loads(result_path(folder, name).read_text())
         job, result = content["job"], content["result"]

@@ -27,7 +27,7 @@ Function = Callable[[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Finished:
-    """The outcome of a job: a result, or the reason for its failure. `lost` says whether its worker died."""
+    """The outcome of a job: a result, or the reason for its failure. `lost` says whether the job's worker died."""
 
     name: str
     result: dict[str, Any] | None = None
@@ -36,7 +36,7 @@ class Finished:
 
 
 def work(function: Function, folder: str, threads: int, name: str, job: Any, plain: Any) -> Finished:
-    """Run one job (`plain` is the job as JSON data), and write its result if the folder exists on this machine.
+    """Run `job`, and write its result if the folder exists on this machine. `plain` is the job as JSON data.
 
     If a machine of a cluster does not share the folder, the result is only returned.
     """

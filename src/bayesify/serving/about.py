@@ -18,9 +18,9 @@ MAX_TEXT_CHARACTERS = 80
 class Column(Plain):
     """A column of the training rows.
 
-    In a column of numbers or dates, `shares` contains for each of `knots` (quantiles of the column) the fraction of nonempty
-    cells that are at most this knot. In a text column, `shares` contains for each of `texts` the fraction of nonempty cells that
-    are equal to this text.
+    In a column of numbers or dates, `knots` are quantiles of the column, and `shares` contains, for each knot, the fraction of
+    nonempty cells that are at most this knot. In a text column, `shares` contains, for each text in `texts`, the fraction of
+    nonempty cells that are equal to this text.
     """
 
     name: str

@@ -78,7 +78,7 @@ def fit_table(
         seed: Seed of everything random.
         scored: Scores of the method on rows that it has not seen; `None` if they are not known.
         missing: Texts that stand for empty cells in this table and in tables that will be predicted.
-        keep_rows: Whether the folder stores the columns of the training rows that the model uses, for `update_table`.
+        keep_rows: Whether the folder stores the training rows, with only the columns that the model uses, for `update_table`.
         options: Further parameters of the estimator, such as `effort`.
 
     Raises:

@@ -50,11 +50,11 @@ class ModelFolder:
     rows: bytes = b""
 
     def write(self, folder: Path) -> None:
-        """Write all files; `model.safetensors` comes last, see `write_together`. This file alone is the model, so that a reader
-        never finds parts of two models.
+        """Write all files; `model.safetensors` comes last, see `write_together`. `model.safetensors` alone is the model, so that
+        a reader never finds parts of two models.
 
         Raises:
-            OSError: If the folder cannot be written. In this case, the old contents of the folder stay unchanged.
+            OSError: If the folder cannot be written. The folder's old contents then stay unchanged.
         """
         facts, (header, tensors) = self.about.config(), contents_of(self.estimator)
         own = {"about": facts, "rows": torch.tensor(np.frombuffer(self.rows, np.uint8))}
@@ -103,7 +103,7 @@ class ModelFolder:
 
 
 def used_columns(estimator: Estimator) -> tuple[str, ...]:
-    """The columns of the table from which an estimator predicts, in order; empty if the estimator was trained on an array."""
+    """The table's columns from which an estimator predicts, in order; empty if the estimator was trained on an array."""
     columns = estimator.fitted_.columns
     return () if columns is None else columns.used
 

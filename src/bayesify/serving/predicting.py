@@ -79,8 +79,8 @@ def predict_table(
     The first columns of the file identify the row. They are the table's identifiers, such as customer numbers. If the table has no
     identifiers, the first column is `row`, which counts from 1. For a regression, the next columns are `prediction`, `lower`,
     `upper`, `std` and `unusual`. For a classification, the next columns are `prediction`, one `probability_CLASS` for each class,
-    and `unusual`. The columns that `asked` requests come last. The file has the separator and the decimal mark of the table. If a
-    spreadsheet would run a text as a formula, an apostrophe is put before the text. One part of the table is in memory at a time.
+    and `unusual`. Columns requested by `asked` come last. The file has the separator and the decimal mark of the table. If a
+    spreadsheet would run a text as a formula, an apostrophe is put before the text. Only one part is in memory at a time.
 
     Args:
         model: The model, from `ModelFolder.read`.
@@ -93,9 +93,9 @@ def predict_table(
         asked: What else to write for each row, such as quantiles or decisions; see `Questions`.
 
     Raises:
-        InputError: If the model cannot answer a question, or if the table cannot be read, lacks a column that had no empty cells
-            in training, or has a column with other kinds of cells than in training. Whether this error is raised does not depend
-            on `rows`.
+        InputError: If the model cannot answer a question, if the table cannot be read, if the table lacks a column that had no
+            empty cells in training, or if a column has other kinds of cells than in training. Whether this error is raised does
+            not depend on `rows`.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)

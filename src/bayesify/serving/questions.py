@@ -51,7 +51,7 @@ class Costs:
             classes: The model's classes.
 
         Raises:
-            InputError: If a class is unknown or missing, or a cost is not a number.
+            InputError: If a class is unknown or missing, or if a cost is not a number.
         """
         if "=" not in text or Path(text).is_file():
             return cls._of_file(Path(text), classes)
@@ -106,8 +106,8 @@ class Questions:
 
     Args:
         quantiles: Levels of the quantiles to write for each row; only for a regression.
-        above: Limits. For each limit, the probability that the target exceeds it is written.
-        below: Limits. For each limit, the probability that the target stays below it is written.
+        above: Limits. For each limit, write the probability that the target exceeds the limit.
+        below: Limits. For each limit, write the probability that the target stays below the limit.
         costs: Costs of decisions about classes, as a text that `Costs.of` accepts; empty if there are no costs.
         explain: Whether to write explanations: which columns raise or lower a prediction, which columns widen its interval, and
             why a row is unusual.
@@ -137,7 +137,7 @@ class Questions:
                 )
 
     def about_numbers(self, found: RegressionPredictive) -> dict[str, np.ndarray]:
-        """Mapping from column names to quantiles and probabilities of the rows of a regression, each [N]."""
+        """Mapping from column names to quantiles and probabilities for the N rows of a regression, each [N]."""
         from torch import full_like  # the command line checks its options before it imports torch
 
         columns: dict[str, Tensor] = {}

@@ -118,7 +118,7 @@ MAX_WHOLE_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a table, in order. They can be read several times.
+    """The parts of a table, in order. The parts can be read several times.
 
     For each part, iteration yields the number of rows before the part, the rows of the part with a running index, and the notes.
     """

@@ -202,8 +202,8 @@ class Posterior(nn.Module):
             relative_stds: See the attribute `relative_stds`.
 
         Raises:
-            ValueError: If the family has no KL to the prior, because the prior correlates the positions of a kernel or has a mean
-                other than 0.
+            ValueError: If the prior correlates the positions of a kernel or has a mean other than 0, and this family does not
+                support such a prior.
         """
         if prior is not None and not self.correlated_priors:
             for weight in (weight for layer in layers for weight in layer.weights if weight.name in prior.factor):
@@ -239,8 +239,8 @@ class Posterior(nn.Module):
     # -- buffers that differ between draws -------------------------------------------------------------------------
 
     def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Take over the buffers that this posterior keeps separately for different draws. The network calls this method when all
-        its posteriors are bound.
+        """Store separate running statistics for different draws, if this posterior needs them. The network calls this method when
+        all its posteriors are bound.
 
         Args:
             buffers: Running statistics of the network's normalization layers, by name.
@@ -253,7 +253,7 @@ class Posterior(nn.Module):
         return None
 
     def average_buffers(self, network: nn.Module) -> None:
-        """Put buffers that suit the posterior mean into a plain network, in place."""
+        """Write buffers that suit the posterior mean into a plain network."""
 
     @property
     def num_distinct_draws(self) -> int | None:
@@ -277,8 +277,8 @@ class Posterior(nn.Module):
         """E_q[w] by name."""
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """E_q[w] by name. A posterior that runs the network to compute its means sets the other posteriors' weights to the means
-        `others`."""
+        """E_q[w] by name. Posteriors that run the network to compute this mean use the means `others` as the weights of the other
+        posteriors."""
         return self.mean()
 
     @abstractmethod
@@ -290,16 +290,16 @@ class Posterior(nn.Module):
         return 0.0
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """KL(q || p) in nats, from entropy and second moments: a scalar, or [S] for S draws of a hierarchical prior."""
+        """KL(q || p) in nats, computed from q's entropy and second moments: a scalar, or [S] for S draws of a hierarchical
+        prior."""
         return prior.cross_entropy(self.second_moments(prior), self.sizes()) - self.entropy()
 
     def second_moments(self, prior: PriorDraw, variance: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
         r"""Second moments $\mathbb{E}_q \lVert w \rVert^2$, by name.
 
-        If the prior correlates the positions of a kernel (`prior.factor`), the entry of this kernel is the matrix $\sum_f
-        \mathbb{E}_q w_f w_f^\top$, [K, K], where f runs over the filters. Positions are independent in q by default. Families
-        that correlate positions override `spatial_covariance`. Callers that have already computed the variance pass it as
-        `variance`.
+        For a kernel whose positions are correlated in the prior (`prior.factor`), the value is the matrix $\sum_f \mathbb{E}_q
+        w_f w_f^\top$, [K, K], where f runs over the filters. Positions are independent in q by default. Families that correlate
+        positions override `spatial_covariance`. Callers that have already computed the variance pass it as `variance`.
         """
         mean, variance = self.mean(), self.variance() if variance is None else variance
         found = {}
@@ -313,7 +313,7 @@ class Posterior(nn.Module):
         return found
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Covariance under q of the entries of each filter, summed over all filters of a kernel: [K, K].
+        """Sum, over all filters of a kernel, of the covariance matrix of a filter's entries under q: [K, K].
 
         Args:
             weight: The kernel.
@@ -348,14 +348,14 @@ class Posterior(nn.Module):
         return tuple(weight for layer in self.layers for weight in layer.weights)
 
     def cached(self, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """The result of a computation on the parameters. If gradients are off, it is cached until the parameters change; see
-        `Results`."""
+        """The result of a computation on the parameters. If gradients are off, the result is cached until the parameters change;
+        see `Results`."""
         return self.results.cached(self, key, compute)
 
     def count_by_weight(self) -> dict[str, int | None]:
-        """Number of trainable scalars by weight name. Parameters of a whole layer are counted for its first weight.
+        """Number of trainable scalars by weight name. Parameters of a whole layer count toward the layer's first weight.
 
-        The other weights of the layer have `None` unless they have their own parameters.
+        A layer's other weights have the count `None` unless they have their own parameters.
         """
         counts: dict[str, int | None] = {}
         stored: dict[str, int] = {}
@@ -379,14 +379,13 @@ class Posterior(nn.Module):
 
 
 def by_layer(layers: Iterable[Layer], matrix: Callable[[Layer], Tensor]) -> dict[str, Tensor]:
-    """Split a matrix `[W b]` of each layer, [*batch, rows, cols], into weights by name."""
+    """Split each layer's matrix `[W b]`, [*batch, rows, cols], into the layer's weights, by name."""
     return {name: value for layer in layers for name, value in layer.from_matrix(matrix(layer)).items()}
 
 
 def fixed_stds(posterior: Posterior, prior: PriorDraw) -> dict[str, float]:
-    """Prior standard deviation of each weight. Families in which q can equal the prior use these values to set q to a prior with
-    fixed scales. Raises `ValueError` if the prior draws its scales, correlates the entries of a weight, or has a mean other than
-    0."""
+    """Prior standard deviation of each weight. `set_to_prior` uses these values in families that can equal a prior with fixed
+    scales. Raises `ValueError` if the prior draws its scales, correlates the entries of a weight, or has a mean other than 0."""
     for name in posterior.sizes():
         if isinstance(prior.std[name], Tensor) or name in prior.factor or name in prior.mean:
             raise ValueError(
@@ -405,8 +404,8 @@ def repeat_draws(value: Tensor, num_draws: int) -> Tensor:
 
 
 def shares_statistics(posteriors: Sequence[Posterior]) -> bool:
-    """Whether the network's batch statistics suit all draws: at least one posterior varies around the network's weights,
-    and every other posterior has a single draw."""
+    """Whether at least one posterior varies around the network's weights and every other posterior has a single draw, so that the
+    network's batch statistics suit all draws."""
     others = [part for part in posteriors if not part.shares_statistics]
     return len(others) < len(posteriors) and all(part.num_distinct_draws == 1 for part in others)
 
@@ -434,8 +433,7 @@ class Posteriors(nn.ModuleList):
             part.bind_buffers(buffers, list(self))
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
-        """The buffers of all posteriors for each draw, merged into one dict per draw; `None` if no posterior has its own
-        buffers."""
+        """For each draw, one dict with the buffers of all posteriors; `None` if no posterior has its own buffers."""
         owned = [found for part in self if (found := part.buffers_for(request)) is not None]
         return [dict(ChainMap(*each)) for each in zip(*owned, strict=True)] or None
 

@@ -1,4 +1,4 @@
-"""Draws on a GPU with few launches: by kernels that read a posterior's parameters, or captured as CUDA graphs."""
+"""Draws on a GPU with few kernel launches, made by special kernels or by CUDA graphs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ class CapturedDraws:
     """Draws from the posteriors of one network. CUDA graphs make the draws if this is possible and faster. The network stores
     this object.
 
-    A graph works on fixed memory. If gradients are off, its results are copied to new memory. If gradients are on, the results
-    are used in place. This happens only inside the training objective, which does not store the draws. A second bound that is
-    computed before the backward pass of the first bound therefore draws without a graph. The random numbers are the same with and
-    without a graph. Graphs belong to the memory of one network, so copies of the network have none.
+    A graph works on fixed memory. If gradients are off, the graph's results are copied to new memory. If gradients are on, the
+    results are used in place. Only the training objective uses the results in place, because it does not store the draws. Until
+    the backward pass of a training objective has run, the graph's memory is in use, and a second evaluation of the objective
+    draws without a graph. The random numbers are the same with and without a graph. Graphs belong to the memory of one network,
+    so copies of the network have none.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,8 @@ class CapturedDraws:
         """A draw made by the most recent graph. While the graph runs, the parameters are compared with the values that they had
         when the graph was captured.
 
-        If they differ, the result is `None`, and the generator is reset unless another thread has used it in the meantime.
+        If the parameters differ, the result is `None`, and the generator is reset unless another thread has used it in the
+        meantime.
         """
         known = self.of(posterior).known(kind)
         if known is None or known.made is None:
@@ -111,8 +113,8 @@ def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], 
 
 
 def _follows(posterior: Posterior, request: DrawRequest) -> bool:
-    """Whether a request uses a graph that recomputes the values that draws without a graph take from the cache: it asks for one
-    draw of few parameters."""
+    """Whether the graph recomputes values that a draw without a graph takes from the cache: this is done for a single draw from a
+    posterior with few parameters."""
     return (
         request.num_draws == 1
         and sum(map(Tensor.numel, tensors_in(posterior, buffers=False))) <= MAX_PARAMETERS_TO_FOLLOW
@@ -183,8 +185,8 @@ class CapturedDraw:
         self.kept = posterior.results.values()  # keep these values alive, because the graph reads their memory
 
     def _joined(self, weights: Mapping[str, Tensor], layout: NetworkLayout | None) -> list[Tensor]:
-        """Copy all weights of the same dtype into one block of memory, in the network's layout. One copy of the block then copies
-        all these weights."""
+        """Copy all weights of the same dtype into one block of memory, with the memory layout that the network uses. A single
+        copy operation can then copy the whole block."""
         self.places: dict[str, tuple[int, Place]] = {}
         placed = weights.places() if isinstance(weights, PlacedWeights) else None
         if placed is not None:  # a kernel has already written this layout
@@ -210,7 +212,7 @@ class CapturedDraw:
         return pieces
 
     def busy(self) -> bool:
-        """Whether a bound with draws from this graph still waits for its backward pass."""
+        """Whether a training objective that uses this graph's draws still needs its backward pass."""
         use = self.pending() if self.pending is not None else None
         return use is not None and not use.finished
 
@@ -232,8 +234,8 @@ class CapturedDraw:
 
 
 def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """Views of two tensors of equal shape as 16-byte elements, if the alignment allows it and there are gaps between rows.
-    A plain copy of rows with gaps would move one number at a time."""
+    """If the alignment allows it and the rows of `source` have gaps between them, view two tensors of equal shape as 16-byte
+    elements. A plain copy of rows with gaps would move one number at a time."""
     if target.dtype != source.dtype or source.is_contiguous() or not target.is_contiguous() or source.stride(-1) != 1:
         return target, source
     count = 16 // source.element_size()
@@ -244,7 +246,7 @@ def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Use:
-    """State of one replay. It lives as long as its part of the autograd graph."""
+    """State of one replay. The state lives as long as the replay's autograd node."""
 
     finished = False
     overwritten = False
@@ -293,9 +295,9 @@ def draw_by_kernels(
     """Draw weights with the kernels of a `DrawPlan`, or return `None` if `make` returns no plan. For the same seed, the draws
     equal those of `posterior.draw`.
 
-    `names` are in the order of the plan, and `parameters` in the order of the plan's gradients. `make` makes a plan from the
-    prior standard deviations of the weights `names`. `make` is called once for each set of parameter addresses and each kind of
-    request.
+    `names` lists the weights in the order of the plan, and `parameters` has the order of the plan's gradients. `make` makes a
+    plan from the prior standard deviations of the weights `names`. `make` is called once for each set of parameter addresses and
+    each kind of request.
     """
     addresses = tuple(map(Tensor.data_ptr, parameters))
     key = (addresses, tuple(request.prior.std.values()), request.num_draws, request.antithetic, id(request.layout))

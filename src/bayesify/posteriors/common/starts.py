@@ -31,8 +31,9 @@ def relative_stds(
     of all outputs. If $m_c$ and $v_c$ are the running means and variances, this root mean square is $(\overline{m^2 + v})^{1/2}$.
     Frozen BatchNorm divides both the noise and the signal of an output by $v_c^{1/2}$. With $s = 0.1\,(\overline{m^2 +
     v}\;\mathrm{med}(1 / v))^{-1/2}$ the noise is therefore a tenth of the signal. Linear layers start with this $s$. Noise in
-    convolutions is the same at every position. Convolutions detect out-of-distribution inputs best if all start with the same
-    small value, `NORMALIZED_RELATIVE_STD`. An MLP that starts with `NORMALIZED_RELATIVE_STD` would have hardly any uncertainty.
+    convolutions is the same at every position. Convolutions detect out-of-distribution inputs best if they all start with the
+    same small relative standard deviation, `NORMALIZED_RELATIVE_STD`. An MLP that starts with `NORMALIZED_RELATIVE_STD` would
+    have hardly any uncertainty.
 
     `frozen` are the names of layers with frozen statistics, and `chosen` the weights that have a posterior. If no chosen weight
     comes before a BatchNorm layer, the result is empty.
@@ -65,8 +66,8 @@ def _amplification(norm: _NormBase) -> float:
 
 
 def root_mean_square(layer: Layer, values: Mapping[str, Tensor]) -> float:
-    """Root mean square of a layer's weights and bias. If all of them are 0 or one is not finite, the standard deviation of Neal's
-    prior is returned instead."""
+    """Root mean square of a layer's weights and bias. If every entry is 0 or any entry is not finite, the result is the standard
+    deviation of Neal's prior instead."""
     square = sum(float(values[weight.name].detach().double().square().sum()) for weight in layer.weights)
     size = math.sqrt(square / max(1, layer.numel))
     return size if 0 < size < math.inf else 1 / math.sqrt(layer.weights[0].fan_in or 1)

@@ -1,4 +1,4 @@
-"""Inducing inputs of a network: as the user gives them, as a plain description, and as parameters."""
+"""Inducing inputs of a network: checks of the user's inputs, their plain description, and their parameters."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,9 +16,9 @@ OWNER = "GlobalInducing"
 def check_inputs(inputs: Any) -> Any:
     """Check the inducing inputs, and return detached copies in the form that the posterior stores.
 
-    Inputs are a tensor, a tuple or list of positional inputs, a dict of keyword inputs, or a plain description: a count,
-    or the shape of a tensor (a list of integers, or `{"shape": ..., "dtype": ...}`). They must be finite, not empty, and of
-    equal length.
+    Inputs are a tensor, a tuple or list of positional inputs, or a dict of keyword inputs. A shape (a list of integers, or
+    `{"shape": ..., "dtype": ...}`) can replace a tensor, and a count can replace all inputs. Inputs must be finite, not empty,
+    and of equal length.
     """
     if isinstance(inputs, bool) or inputs is None or isinstance(inputs, (str, bytes)):
         raise TypeError(f"{OWNER}: inputs={inputs!r}; give inputs of the network, such as rows of the training data")
@@ -153,7 +153,8 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
 
 
 def _joined(parts: list[Any], count: int) -> Any:
-    """The first `count` inputs of all batches. Torch's pytree functions fail here: they treat a Hugging Face batch as a leaf."""
+    """The first `count` examples of all batches. Torch's pytree functions fail here: they treat a Hugging Face batch as a
+    leaf."""
     if isinstance(parts[0], Mapping):
         return {key: _joined([part[key] for part in parts], count) for key in parts[0]}
     if isinstance(parts[0], (tuple, list)):

@@ -37,14 +37,14 @@ def exact_float32(like: Tensor) -> bool:
 
 
 class PriorScale:
-    r"""Products with T, where $T T^\top$ is the prior's covariance over a row of `[W b]` of a layer.
+    r"""Products of rows with the matrix T or its transpose, where $T T^\top$ is the prior's covariance of one row of a layer's
+    matrix `[W b]`.
 
-    T is diagonal. If the prior correlates the positions of kernels, T of a kernel is block diagonal instead, with one block per
-    input channel. T is made once, in float64. If the data determine the weights, two gradients with respect to T cancel each
-    other: the gradient through the features and the gradient through the weights. Their sum must therefore be computed in
-    float64.
+    T is diagonal; for a kernel whose positions are correlated in the prior, T is block diagonal, with one block per input
+    channel. T is made once, in float64. If the data determine the weights, two gradients with respect to T cancel each other: the
+    gradient through the features and the gradient through the weights. These gradients must therefore be added in float64.
 
-    `batched` is a dict with the prior's scales and factors that differ between draws, [S, ...] each.
+    `batched` is a dict with those scales and factors of the prior that differ between draws; each is a tensor [S, ...].
     """
 
     def __init__(self, prior: PriorDraw, layers: Sequence[Layer], num_draws: int) -> None:

@@ -1,4 +1,4 @@
-"""Linear maps inside a network: the input of each map when the network runs, and the two matrices of its regression.
+"""Linear maps inside a network: each map's input when the network runs, and the matrices for a regression on this input.
 
 Convolutions are regressions on patches. The patches are never extracted.
 """
@@ -36,7 +36,7 @@ class LinearMap:
     """Whether the matrices of the regression cost more than passing the inducing inputs through the layer."""
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
-        """Whether `moments` has special products for features of a low-precision dtype."""
+        """Whether `moments` has a special method for features of a low-precision dtype."""
         return False
 
     @property
@@ -50,8 +50,8 @@ class LinearMap:
         return self.layer.weights[-1].is_bias
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """A list of features. It has one entry for each group of the layer's outputs that has its own features. Each entry is [M,
-        *positions, d]."""
+        """A list of features. If groups of the layer's outputs have different features, the list has one entry for each group.
+        Each entry is [M, *positions, d]."""
         return [argument(args, kwargs, 0, "input")]
 
     def output_shape(self, seen: list[Tensor], module: nn.Module) -> tuple[int, ...]:
@@ -93,7 +93,8 @@ class BilinearMap(LinearMap):
 
 
 class AttentionInput(LinearMap):
-    """The projections of queries, keys and values in `nn.MultiheadAttention`. They are separate or stacked in one matrix."""
+    """The projections of queries, keys and values in `nn.MultiheadAttention`. The projections are separate or stacked in one
+    matrix."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
         """The queries, keys or values. For a stacked matrix, the result has one entry if queries, keys and values are the same
@@ -119,7 +120,8 @@ class AttentionOutput(LinearMap):
     """The projection at the end of `nn.MultiheadAttention`. Torch applies this projection without calling its module."""
 
     def seen(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
-        """The output of the heads. To find it, the attention module runs with the identity in place of its output projection."""
+        """The output of the heads. To find this output, the attention module runs with the identity in place of its output
+        projection."""
         assert isinstance(module, nn.MultiheadAttention)
         slots: dict[str, Any] = module.out_proj._parameters
         kept = dict(slots)
@@ -183,7 +185,7 @@ class Convolution(LinearMap):
         return made
 
     def _moving(self, kernel: Tensor) -> Tensor:
-        """The kernel in the form in which it moves over the map from `seen`, [c_out, c_in / g, K]."""
+        """Reorder the kernel so that an ordinary convolution can apply it to the map from `seen`: [c_out, c_in / g, K]."""
         return kernel
 
     def takes(self, module: nn.Module, dtype: torch.dtype) -> bool:
@@ -205,7 +207,7 @@ class Convolution(LinearMap):
         return self._arrange(geometry, *found)
 
     def _arrange(self, geometry: Geometry, gram: Tensor, cross: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the kernel positions of both matrices into the order of the layer's columns."""
+        """Reorder the kernel positions in both matrices to match the columns of the layer's matrix."""
         return gram, cross
 
 
@@ -297,8 +299,8 @@ def trace(
 
 
 def find_map(network: nn.Module, layer: Layer) -> LinearMap:
-    """The linear map that belongs to a layer. Raises `ValueError` if there is none, or if its input is not visible from
-    outside."""
+    """The linear map that belongs to a layer. Raises `ValueError` if the layer has no linear map, or if the map's input is not
+    visible from outside."""
     weight = layer.weights[0]
     module, path = owner_of(network, weight.name)[0], weight.name.rpartition(".")[0]
     above, _, name = path.rpartition(".")
@@ -318,7 +320,7 @@ def find_map(network: nn.Module, layer: Layer) -> LinearMap:
 def _look(
     runner: Runner, maps: Sequence[LinearMap], arguments: Arguments, values: Mapping[str, Tensor]
 ) -> dict[str, list[Tensor]]:
-    """The input of each layer at its first call, in the order of calls."""
+    """The input that each layer receives at its first call, in the order of the calls."""
     seen: dict[str, list[Tensor]] = {}
     dtypes = {arg.dtype for arg in (*arguments[0], *arguments[1].values()) if arg.is_floating_point()}
     if torch.bfloat16 in dtypes:
@@ -354,7 +356,7 @@ def _check_apart(
     seen: Mapping[str, list[Tensor]],
     points: int,
 ) -> None:
-    """Raise `ValueError` if a layer's inputs for the first inducing inputs depend on the other inducing inputs."""
+    """Raise `ValueError` if a layer's inputs for the first half of the inducing inputs depend on the other inducing inputs."""
     some = max(1, points // 2)
 
     def cut(value: Any) -> Any:
@@ -386,8 +388,8 @@ def _check_ties(network: nn.Module, entry: LinearMap) -> None:
 
 
 def check_targets(targets: Any) -> Tensor | None:
-    """Check the targets, and return a detached copy of them as initial pseudo-outputs of the last layer. They must be finite
-    numbers."""
+    """Check the targets, and return a detached copy of them as initial pseudo-outputs of the last layer. The targets must be
+    finite numbers."""
     if targets is None:
         return None
     try:

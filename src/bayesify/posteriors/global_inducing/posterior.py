@@ -57,42 +57,41 @@ class GlobalInducing(Posterior):
        \Sigma = ((T T^\top)^{-1} + A_l^\top \Lambda_l A_l)^{-1} $$
 
     (eq. 11, algorithm 1). A draw runs the network on $U_0$ alone and draws each layer's weights as soon as the layer's
-    input is known. These weights are then used for any data. Layers are correlated, and q over all weights is not
-    Gaussian. If the network has one layer, $U_0 = X$, $V = Y$ and $\Lambda = 1 / \text{noise}$, then q is the exact posterior of
-    linear regression.
+    input is known. The drawn weights are then used for any data. Layers are correlated, and q over all weights is not Gaussian.
+    q is the exact posterior of linear regression if the network has one layer, $U_0 = X$, $V = Y$ and $\Lambda = 1 / \text{noise}$.
 
-    Layers may be linear, bilinear, convolutions of any kind, and the projections of `nn.MultiheadAttention`. The layers
-    must keep the examples along their first axis and must not mix examples. Other weights need another posterior, as in
-    `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi). The other posteriors draw first. A layer that is called
-    several times is drawn at its first call. The pass over the inducing inputs runs in evaluation mode.
+    Layers may be linear or bilinear layers, convolutions of any kind, or projections of `nn.MultiheadAttention`. The layers must
+    keep the examples along their first axis and must not mix examples. Other weights need another posterior, as in
+    `{"fc": GlobalInducing(...), "*": MeanField()}` (fac -> gi). The other posteriors draw first. A layer that is called several
+    times is drawn at its first call. The pass over the inducing inputs runs in evaluation mode.
 
-    Marginals have no closed form. `mean` and `variance` describe each layer if the earlier layers are fixed at their means. `kl`
+    Marginals have no closed form. `mean` and `variance` describe each layer given that the earlier layers equal their means. `kl`
     is an estimate from one draw.
 
-    Stored parameters: `inducing_inputs` and, for each layer, `pseudo_outputs` V and `log_precision`, the diagonal of
-    $\log \Lambda$. All positions of an inducing image share one precision. A full $\Lambda$ is stored as its Cholesky
-    factor.
+    Stored parameters: `inducing_inputs`, and for each layer `pseudo_outputs` (V) and `log_precision` (the diagonal of $\log
+    \Lambda$). All positions of an inducing image share one precision. A full $\Lambda$ is stored as its Cholesky factor.
 
     Args:
-        inputs: Initial $U_0$: M inputs of the network, as a tensor, a tuple of positional inputs or a dict of keyword inputs.
-            For standard normal inputs, give only their shape as a list of integers, or M if the network starts with a linear
-            layer.
-        targets: Initial V of the last layer: labels, or standardized targets. By default the last layer starts like all
-            other layers.
-        precision: Initial diagonal of $\Lambda$. The default is 1 (or `NETWORK_PRECISION` if `init="network"`) divided
-            by the layer's number of positions.
-        last_precision: Initial diagonal of $\Lambda$ in the last layer. If the targets are data, set it to N / M divided by the
-            noise variance. Initially, q of the last layer is then close to the layer's exact posterior given the earlier layers.
-            If `precision` is also small, q of the earlier layers is initially close to the prior.
+        inputs: Initial inducing inputs $U_0$: M inputs of the network, as a tensor, a tuple of positional inputs or a dict of
+            keyword inputs. For standard normal inputs, give only their shape, as a list of integers. If the network starts with a
+            linear layer, the number M is enough.
+        targets: Initial pseudo-outputs V of the last layer: labels, or standardized targets. By default the last layer starts
+            like all other layers.
+        precision: Initial diagonal of the precision $\Lambda$. The default is 1 (or `NETWORK_PRECISION` if `init="network"`)
+            divided by the layer's number of positions.
+        last_precision: Initial diagonal of the precision $\Lambda$ in the last layer. If the targets are data, set
+            `last_precision` to N / M divided by the noise variance. Initially, q of the last layer is then close to the layer's
+            exact posterior given the earlier layers. If `precision` is also small, q of the earlier layers is initially close to
+            the prior.
         covariance: `"diagonal"`, or `"full"` for a $\Lambda$ that correlates the inducing inputs.
         learned: Layers with learned pseudo-outputs: `"all"`, or only the `"last"`. With `"last"`, the other layers are drawn
             from the prior (rand -> gi).
         kl_form: `"closed"` for the KL of each layer given the earlier layers, or `"sampled"` for $\log q - \log p$ at
             the draw. With `"sampled"` the bound has no variance if q is exact.
-        init: Initial V of the layers. With `"random"`, V is standard normal, as in the paper. With `"network"`, V is the output of
-            each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. Let n be the number of inducing
-            inputs times the number of positions. If n is at least the number of columns of $A_l$, the mean of q is initially
-            close to the network's weights.
+        init: Initial pseudo-outputs V. With `"random"`, V is standard normal, as in the paper. With `"network"`, V is the output
+            of each layer of the given network for the inducing inputs, $V_l = A_l [W_l\ b_l]^\top$. Let n be the number of
+            inducing inputs times the number of positions. If n is at least the number of columns of $A_l$, the mean of q is
+            initially close to the network's weights.
 
     Raises:
         ValueError: If an argument is out of range, if inputs are not finite, if the network mixes examples, or if a
@@ -334,12 +333,12 @@ class GlobalInducing(Posterior):
     def _regress(
         self, entry: LinearMap, module: nn.Module, seen: list[Tensor], scale: PriorScale, how: _Pass
     ) -> RegressionFactors:
-        r"""The regression that gives a layer's whitened weights. The regression adds an identity matrix, which comes from the
-        prior, to another matrix. In float64, this sum does not lose the identity matrix to rounding.
+        r"""The regression that gives a layer's whitened weights. The regression adds the prior's identity matrix to a matrix
+        computed from the inducing inputs. In float64, this sum does not lose the identity matrix to rounding.
 
         On a CPU, computing the matrices of convolutions takes most of the time of a step, so float32 is tried first. We measured
-        the effect of float32 rounding on the variances, and on means that are about as large as the prior's standard deviation.
-        Both changed by at most about a tenth of
+        how float32 rounding changes the variances and those means that are about as large as the prior's standard deviation. Both
+        changed by at most about a tenth of
 
         $$ \epsilon\, [\max_r \max(1, \lVert \tilde m_r \rVert)\, \operatorname{tr} B
            + \max_r (v_r^\top \Lambda v_r \operatorname{tr} B)^{1/2}] $$
@@ -393,11 +392,11 @@ class GlobalInducing(Posterior):
     # -- moments ---------------------------------------------------------------------------------------------------
 
     def mean(self) -> dict[str, Tensor]:
-        """Each layer's mean if the earlier layers are at their means. The marginal mean has no closed form."""
+        """Each layer's mean given that the earlier layers equal their means. The marginal mean has no closed form."""
         return self.mean_given({})
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Like `mean`, with the weights of the other posteriors at the given means."""
+        """Like `mean`, but the weights of the other posteriors are fixed at the given means."""
 
         def step(entry: LinearMap, problem: RegressionFactors | None) -> Tensor:
             if problem is None:
@@ -411,7 +410,7 @@ class GlobalInducing(Posterior):
         return self._walk(runner, self._others(runner, others), scale, step, _Pass(careful=True))
 
     def variance(self) -> dict[str, Tensor]:
-        """Each layer's variances if the earlier layers are at their means. Marginal variances have no closed form."""
+        """Each layer's variances given that the earlier layers equal their means. Marginal variances have no closed form."""
         found: dict[str, Tensor] = {}
         scale = typical_scale(self)
 

@@ -18,7 +18,7 @@ INIT_D = 1e-3
 
 
 class Augmentation(nn.Module):
-    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ of L matrices. All inducing matrices that augment these L matrices have the
+    r"""The parameters $Z_r, Z_c, D_r, D_c, \lambda$ for L weight matrices. All L weight matrices have inducing matrices of the
     same size.
 
     The given $Z_r$ [G, M_r, d_out] and $Z_c$ [G, M_c, d_in] are the initial values of each group of equal-sized matrices. Each
@@ -44,7 +44,7 @@ class Augmentation(nn.Module):
         self.register_buffer("sizes", like.new_tensor([d_out * d_in for d_out, d_in in shapes]), persistent=False)
 
     def scale(self) -> Tensor | None:
-        r"""$\lambda$ of each matrix, [L], or `None` for 0."""
+        r"""$\lambda$ of each matrix, [L], or `None` if $\lambda$ is 0."""
         return None if self.raw_lambda is None else positive(self.raw_lambda, self.max_lambda)
 
     def augmented(self) -> Augmented:
@@ -93,14 +93,14 @@ def random_start(m_r: int, m_c: int, d_out: int, d_in: int, like: Tensor) -> tup
 
 
 def network_start(m_r: int, m_c: int, matrix: Tensor, whiten: bool) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Z and U whose conditional mean is the best approximation of rank min(M_r, M_c) to a whitened matrix.
+    r"""Z and U for which the conditional mean given U is the best approximation of rank min(M_r, M_c) to a whitened matrix.
 
     The singular value decomposition `[W b] / sigma = P S Q^T` is truncated to rank min(M_r, M_c). Z_r = P^T and Z_c = Q^T have
-    orthonormal rows, so Psi is $(1 + D^2) I$. Then $U = (1 + D^2)^2 S$ gives the truncated matrix as the exact mean for any D. If
-    U is whitened, $U = (1 + D^2) S$ gives this mean. If Z has more rows than the truncated decomposition has singular values, the
-    further rows are random and orthogonal to the first rows. The further rows multiply zeros in U. They therefore change nothing
-    at the start, but they can learn. For a matrix of zeros, such as the matrix of a fresh adapter, all rows are random, because
-    no direction is better than another.
+    orthonormal rows, so Psi is $(1 + D^2) I$. For any D, the conditional mean is then exactly the truncated matrix if
+    $U = (1 + D^2)^2 S$. If U is whitened, the same holds for $U = (1 + D^2) S$. If Z has more rows than the truncated
+    decomposition has singular values, the further rows are random and orthogonal to the first rows. The further rows multiply
+    zeros in U. They therefore change nothing at the start, but they can learn. For a matrix of zeros, such as the matrix of a
+    fresh adapter, all rows are random, because no direction is better than another.
     """
     basis = matrix if matrix.any() else torch.randn_like(matrix)
     rank = min(m_r, m_c, *matrix.shape)
@@ -176,11 +176,11 @@ class InducingMatrix(nn.Module):
 
     @abstractmethod
     def kl(self, factors: Factors) -> Tensor:
-        """KL(q(U) || p(U)), summed over matrices, a scalar."""
+        """KL(q(U) || p(U)), summed over matrices: a scalar."""
 
     @abstractmethod
     def reached_variance(self, row: Tensor, col: Tensor, index: int) -> Tensor:
-        r"""Variance of each entry of $R^\top U_i C$ for R = `row` [M_r, d_out] and C = `col` [M_c, d_in]: [d_out, d_in]."""
+        r"""Variance of each entry of $R^\top U_i C$, [d_out, d_in], for R = `row` [M_r, d_out] and C = `col` [M_c, d_in]."""
 
     def covariance(self) -> Tensor:
         """Covariance of the stored entries of U in row-major order, [G, M_r M_c, M_r M_c]. Raises `ValueError` for a mixture."""
@@ -333,9 +333,9 @@ class MatrixNormalMatrix(InducingMatrix):
 
 
 class FullMatrix(InducingMatrix):
-    r"""One dense Gaussian over the entries of U, row-major (FCG-U): $q(\operatorname{vec} U) = \mathcal{N}(m, T
-    T^\top)$. Raises `ValueError` if U has more than 2,048 entries. The factor T alone would then take at least 8 MiB
-    per matrix."""
+    r"""One dense Gaussian over the entries of U in row-major order (FCG-U): $q(\operatorname{vec} U) = \mathcal{N}(m, T T^\top)$.
+    Raises `ValueError` if U has more than 2,048 entries. For a larger U, the factor T alone would take at least 8 MiB per
+    matrix."""
 
     name = "full"
 

@@ -1,5 +1,5 @@
-"""Standard normal noise for a draw of all layers: first the noise of U's size, then the noise of W's size. The module also
-contains draws that are made by kernels."""
+"""Standard normal noise for a draw of all layers: first the noise that has the size of U, then the noise that has the size of W.
+The module also contains draws that are made by kernels."""
 
 import math
 from collections.abc import MutableMapping, Sequence
@@ -33,14 +33,14 @@ Shape = tuple[int, ...]
 class NoiseShapes:
     """Shapes of the noise of a draw, each [G, S, ...], in the order in which the noise is drawn.
 
-    If kernels generate the noise, $E_3$ and E of a group are adjacent, and each is padded to a multiple of four
-    columns. The columns of E then follow the order of the weights in memory. A drawing kernel can therefore generate
-    each number itself when it needs this number.
+    If kernels generate the noise, each group's $E_3$ and E are adjacent, and each is padded to a multiple of four columns. The
+    columns of E then follow the order of the weights in memory. A drawing kernel can therefore generate each number itself when
+    it needs this number.
 
-    `factors` is empty if W equals its mean given U. $E_3$ has room for `cols` columns, where `cols` is the largest number of
-    columns of any U. `own` contains the shapes for U, and `second` the shapes for $E_2$. `large` contains, for each group, the
-    shape of $[E_3 E]$ if kernels generate the noise, and otherwise the shapes of E and of $E_3$. `thin` is the number of columns
-    of $E_3$ if it comes before E, otherwise 0.
+    `factors` is empty if W equals its mean given U. `cols` is the largest number of columns of any U, and $E_3$ has room for this
+    number of columns. `own` contains the shapes for U, and `second` contains the shapes for $E_2$. `large` contains, for each
+    group, the shape of $[E_3 E]$ if kernels generate the noise, and otherwise the shapes of E and of $E_3$. `thin` is the number
+    of columns of $E_3$ if $E_3$ comes before E, otherwise 0.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class NoiseShapes:
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Two lists of noise tensors: the noise of U for each family q(U), and the noise of W for each block.
 
-        If `seed` is given, the result omits the noise of W's size, because a kernel generates it. The seed has shape [1].
+        If `seed` is given, the noise that has the size of W is omitted, because a kernel generates it. The seed has shape [1].
         """
         source = request if seed is None else replace(request, noise=SeededNoise(seed))
         shapes = [*self.own, *self.second, *(self.large if seed is None else [])]
@@ -105,7 +105,8 @@ def _gathered(flat: Tensor, count: int, size: tuple[int, ...], antithetic: bool)
 
 
 def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayout | None) -> Tensor:
-    """Noise of a group, [G, ..., d_in]. Its columns are moved from the order in memory to the order of `Layer.to_matrix`."""
+    """Noise of a group, [G, ..., d_in]. The columns of the noise are moved from the order in memory to the order of
+    `Layer.to_matrix`."""
     weights = [layer.weights[0] for layer in group]
     positions = [positions_outside(*strides_of(layout, weight.name, weight.shape)) for weight in weights]
     if max(positions) == 1:
@@ -147,11 +148,11 @@ def draw_by_kernels(
     seed: Tensor,
     low: bool,
 ) -> MutableMapping[str, Tensor]:
-    """The same draws as `conditional_draws` for the same seed, as weights [S, *shape] by name.
+    """For the same seed, the same draws as those of `conditional_draws`, as weights [S, *shape] by name.
 
-    A block contains all layers with the same size of U, in groups of equal-sized layers. `given` contains the same values as
-    `blocks` of `conditional_draws`, except that its noise consists only of $E_2$. If `low` is true, products with matrices as
-    large as W use bfloat16.
+    A block contains all layers whose U has the same size, grouped by the size of the layers. `given` contains the same values as
+    the argument `blocks` of `conditional_draws`, but with only the noise $E_2$. If `low` is true, products with matrices as large
+    as W use bfloat16.
     """
     groups = [group for block in blocks for group in block]
     names = [weight.name for group in groups for layer in group for weight in layer.weights]
@@ -182,7 +183,7 @@ def _matrices(
     request: DrawRequest,
     shapes: NoiseShapes,
 ) -> list[Matrix]:
-    """Positions in memory of the weights and the noise of each layer."""
+    """For each layer, the positions of its weights and its noise in memory."""
     found = []
     for group, u, shape, start in zip(groups, inducing, shapes.large, shapes.starts(request), strict=True):
         numbers = shape[-2] * shape[-1]

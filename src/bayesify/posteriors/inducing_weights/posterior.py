@@ -52,27 +52,27 @@ class InducingWeights(Posterior):
     (softplus), `raw_lambda` (softplus, or a scaled sigmoid if `max_lambda` is given), and the parameters of q(U).
 
     Args:
-        rows: Number of rows of U, on the side of the layer's outputs.
-        cols: Number of columns of U, on the side of the layer's inputs.
+        rows: Number of rows of U, which belong to the layer's outputs.
+        cols: Number of columns of U, which belong to the layer's inputs.
         q: Family of q(U): `"diagonal"`, `"matrix"` (matrix normal), `"full"`, or `"ensemble"` (whose KL is left out).
         members: Number of members of an ensemble.
         max_lambda: Upper bound on $\lambda$. If this bound is 0, W given U is a point estimate, and the KL has no term R.
         max_std: Upper bound on the standard deviations of a diagonal q(U). If this bound is 0, U is a point estimate, and $-\log
             p(U)$ replaces the KL of U.
         whiten: Whether to store U so that its prior is standard normal (appendix H).
-        init: How the initial values of Z and U are chosen. With `"network"`, the conditional mean starts at the best
+        init: How the initial values of Z and U are chosen. With `"network"`, the mean of W given U starts at the best
             approximation of rank `min(rows, cols)` to the network's `[W b]`. With `"random"`, the start follows appendix J. The
             default is `"network"`; with `shared`, it is `"random"`.
-        fit_to_layer: Whether to reduce rows and cols to the size of a smaller layer. The default is true; with
-            `shared`, it is false. The paper does not reduce rows and cols.
+        fit_to_layer: Whether to reduce `rows` and `cols` to the size of a layer that is smaller than U. The default is true; with
+            `shared`, it is false. The paper does not reduce `rows` and `cols`.
         function_space_kl: Whether to weight R by $\beta_l = \min(1, N / d_{in})$ (eq. 45), where N is the `num_data` given to
             `elbo`.
         shared: Sizes (rows, cols) of one global inducing matrix on which the U of every layer depends. This matrix
             correlates the layers (appendix H). The option requires `whiten=True` and the same number of columns of U in every
             layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
-            default, the noise of U and the noise of W given U each contribute a tenth of the root mean square of the layer's
-            weights to the standard deviation of W. In layers before a BatchNorm layer, both contribute less.
+            default, the noise of U and the noise of W given U together give W a standard deviation of a tenth of the root mean
+            square of the layer's weights, or less in layers before a BatchNorm layer.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:
@@ -133,8 +133,8 @@ class InducingWeights(Posterior):
     # -- making ----------------------------------------------------------------------------------------------------
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Make the parameters. A block contains the layers with the same size of U. A group contains the layers of a block that
-        have the same size themselves."""
+        """Make the parameters. A block contains the layers whose U has the same size. Within a block, a group contains the layers
+        of the same size."""
         blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
             groups = blocks.setdefault(self._inducing_size(layer), {})
@@ -206,7 +206,7 @@ class InducingWeights(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def factors(self, *, stack: bool = False) -> list[Factors]:
-        """Factors of every block. If gradients are off, they are cached until the parameters change."""
+        """Factors of every block. If gradients are off, the factors are cached until the parameters change."""
         return self.cached("factors", lambda: factorize([part.augmented() for part in self._augmented()], stack=stack))
 
     def draw(self, request: DrawRequest) -> tuple[MutableMapping[str, Tensor], Tensor]:
@@ -247,7 +247,7 @@ class InducingWeights(Posterior):
         return factors, [part.scale() for part in self._augmented()], self._kl(factors, counted)
 
     def draws_by_kernels(self, request: DrawRequest) -> bool:
-        """Whether kernels generate the noise that has the size of W, and draw W."""
+        """Whether kernels draw W and generate the noise that has the size of W."""
         return self.shared is None and self.max_lambda != 0 and kernels_draw(self, request, max(self.rows, self.cols))
 
     def _low_precision(self, request: DrawRequest, like: Tensor) -> torch.dtype | None:
@@ -261,7 +261,7 @@ class InducingWeights(Posterior):
         return None if len(kinds) > 1 or torch.float32 in kinds else kinds.pop()
 
     def _split_shared(self, tall: Tensor) -> Tensor:
-        """Split one tall matrix into U of all layers: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
+        """Split one tall matrix into the matrices U of all layers: [S, L M_r, M_c] -> [L, S, M_r, M_c]."""
         found: Tensor = tall.unflatten(-2, (-1, self.rows)).movedim(-3, 0)
         return found
 
@@ -276,7 +276,7 @@ class InducingWeights(Posterior):
 
     @staticmethod
     def _columns(block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> list[list[Tensor] | None]:
-        """Factors that multiply the columns of a layer's weights, for each layer. A layer needs factors only if its bias and its
+        """For each layer, the factors that multiply the columns of its weights. A layer needs factors only if its bias and its
         first weight have different prior scales; otherwise its entry is `None`."""
         columns: list[list[Tensor] | None] = []
         for layer in _layers(block):
@@ -436,7 +436,8 @@ class InducingWeights(Posterior):
             part.prune(keep)
 
     def count_by_weight(self) -> dict[str, int | None]:
-        """Number of trainable scalars of each layer, keyed by its first weight. Parameters that all layers share are left out."""
+        """Number of trainable scalars of each layer, by the name of the layer's first weight. Parameters that all layers share
+        are left out."""
         counts: dict[str, int | None] = {}
         for index, block in enumerate(self.blocks):
             part, layers = self._augmented()[index], sum(map(len, block))

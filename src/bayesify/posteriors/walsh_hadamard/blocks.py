@@ -20,8 +20,8 @@ class Blocks:
     """A cover of a matrix by K square blocks of size D. D is a power of two. Block entries outside the matrix are cut
     off.
 
-    The shorter side is padded to D, and the longer side is a stack of blocks. If the matrix has a single row or column of n
-    entries, one block of at least n entries covers it. The entries of this block are read row by row.
+    The shorter side of the matrix is padded to D, and the longer side is split into blocks. If the matrix has a single row or
+    column of n entries, one block of at least n entries covers it. The entries of this block are read row by row.
 
     Args:
         rows: Number of rows of the matrix.
@@ -46,7 +46,7 @@ class Blocks:
         return cls(rows, cols, size, -(-max(rows, cols) // size), "rows" if rows >= cols else "cols")
 
     def assemble(self, blocks: Tensor) -> Tensor:
-        """Put the blocks together to the matrix: [..., K, D, D] -> [..., rows, cols]."""
+        """Assemble the matrix from its blocks: [..., K, D, D] -> [..., rows, cols]."""
         if self.along == "entries":
             flat = blocks.flatten(-3)[..., : self.rows * self.cols]
             found: Tensor = flat.unflatten(-1, (self.rows, self.cols))
@@ -79,7 +79,7 @@ class Blocks:
 
 
 class WalshHadamardWeight(StructuredWeight):
-    r"""A drawn weight $S_1 H \operatorname{diag}(g) H S_2$ in blocks. `F.linear` multiplies by it in O(D log D) without
+    r"""A drawn weight $S_1 H \operatorname{diag}(g) H S_2$ in blocks. `F.linear` multiplies by this weight in O(D log D) without
     forming the matrix.
 
     Shapes:
@@ -102,8 +102,8 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
 
 
 def _gains_by_forming(x: Tensor, weight: WalshHadamardWeight) -> bool:
-    """Whether materializing W is faster, which it is for many input rows: tensor cores are then faster than memory-bound
-    transforms."""
+    """Whether it is faster to materialize W. With autocast on a GPU and many input rows it is, because tensor cores are faster
+    than memory-bound transforms."""
     rows = x.numel() // x.shape[-1] if x.numel() else 0
     return x.is_cuda and torch.is_autocast_enabled("cuda") and rows >= weight.static_[0].size
 

@@ -1,4 +1,4 @@
-"""Families of q(g) over the diagonals of all Walsh-Hadamard blocks of the same size."""
+"""Families of distributions q(g) over the diagonals g of all Walsh-Hadamard blocks of the same size."""
 
 import math
 from typing import ClassVar
@@ -30,7 +30,7 @@ class Diagonal(nn.Module):
         self.log_std = nn.Parameter(std.log().expand_as(mean).clone())
 
     def draw(self, noise: Tensor, prior_std: Tensor) -> tuple[Tensor, Tensor]:
-        """Draws of g, computed from standard normal noise, and the KL, summed over blocks. The draws are [S, K, D], and the KL is
+        """Draws of g, computed from standard normal noise, and the KL summed over blocks. The draws are [S, K, D], and the KL is
         a scalar or [S].
 
         The prior standard deviation of g is [K, 1] or [S, K, 1].
@@ -40,7 +40,7 @@ class Diagonal(nn.Module):
         return torch.addcmul(self.mean_value, std, mixed), self._kl(prior_std, std.square() * growth)
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
-        r"""The noise $\epsilon + N \epsilon$, before it is scaled and shifted, and the variance of each entry."""
+        r"""The noise $\epsilon + N \epsilon$ before it is scaled and shifted, and the variance of each of its entries."""
         return noise, 1.0
 
     def lower(self) -> Tensor:
@@ -97,12 +97,12 @@ class Full(Diagonal):
         return strict_tril(self.lower_value, self.mean_value.shape[-1])
 
     def mix(self, noise: Tensor) -> tuple[Tensor, Tensor | float]:
-        """(I + N) times the noise, [S, K, D], and 1 plus the sum of squares in each row of N, [K, D]."""
+        """(I + N) times the noise, [S, K, D], and its variances, which are 1 plus the sum of squares in each row of N, [K, D]."""
         lower = self.lower()
         return noise + (noise.movedim(0, 1) @ lower.mT).movedim(1, 0), 1 + lower.square().sum(-1)
 
     def factor(self) -> Tensor:
-        """L, [K, D, D]."""
+        """The factor L, [K, D, D]."""
         return self.log_std.exp().unsqueeze(-1) * (torch.eye(self.log_std.shape[-1]).to(self.log_std) + self.lower())
 
     def variance(self) -> Tensor:
@@ -163,17 +163,18 @@ class Flow(Diagonal):
         return torch.stack([self.kl(std) for std in prior_std])
 
     def mean(self) -> Tensor:
-        """E[g] from fixed draws. Only the effect of the flow is estimated; the Gaussian before the flow contributes exactly."""
+        """E[g], estimated from fixed draws. Only the effect of the flow is estimated; the Gaussian before the flow contributes
+        exactly."""
         return self.mean_value + self._moved()[1].mean(0)
 
     def reached_variance(self) -> Tensor:
-        """Variance of the entries of H g from fixed draws. Only the effect of the flow is estimated."""
+        """Variance of the entries of H g, estimated from fixed draws. Only the effect of the flow is estimated."""
         start, moved = (hadamard(part) for part in self._moved())
         mean = moved.mean(0)
         return super().reached_variance() + (2 * start * (moved - mean) + (moved - mean).square()).mean(0)
 
     def _moved(self) -> tuple[Tensor, Tensor]:
-        """z - E[z] of the fixed draws, and the change that the flow makes to each draw, [n, K, D] each."""
+        """For each fixed draw, z - E[z] and the change that the flow makes to z, [n, K, D] each."""
         centered = self.log_std.exp() * self._noise()
         z = self.mean_value + centered
         return centered, self.push(z)[0] - z

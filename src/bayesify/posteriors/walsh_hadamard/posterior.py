@@ -60,11 +60,11 @@ class WalshHadamard(Posterior):
     A matrix of another shape is padded and split into a stack of blocks, each with its own parameters (see `Blocks`).
     For a layer with one output or one input, the matrix is one reshaped block. A convolution kernel is a matrix with a row for
     each output channel and a column for each pair of an input channel and a kernel position. Each draw materializes this matrix.
-    Linear layers with blocks of at least 256 multiply in O(D log D) without materializing W. Smaller layers materialize W,
+    Linear layers with blocks of size 256 or more multiply in O(D log D) without materializing W. Smaller layers materialize W,
     because this is faster for them. Biases and other vectors are independent Gaussians that start at the network's values.
 
-    Stored parameters, for all blocks of the same size together: `left` ($s_1$), `right` ($s_2$), and, for q(g),
-    `mean_value`, `log_std` and the other parameters of its family. A block with a diagonal q(g) has 4 D numbers.
+    Stored parameters, for all blocks of the same size together: `left` ($s_1$), `right` ($s_2$), and the parameters of q(g),
+    which are `mean_value`, `log_std` and others that depend on the family. A block with a diagonal q(g) has 4 D numbers.
 
     Args:
         covariance: Family of q(g): `"diagonal"`, `"full"` (a Cholesky factor), or `"flow"` (planar layers, whose KL is
@@ -72,13 +72,13 @@ class WalshHadamard(Posterior):
         flow_length: Number of planar layers of a flow.
         init_std: Standard deviations of W before training. The default is a tenth of the root mean square of the weight, or less
             if its layer comes before a BatchNorm layer.
-        init: How the initial value of W is chosen. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs times a scale. This
-            scale makes the root mean square of W equal to that of the network's own weight; W is a multiple of an orthogonal
-            matrix. With `"network"`, W is the matrix nearest to the network's weight that alternating least squares finds
+        init: How the initial value of W is chosen. With `"random"`, $S_1$, $S_2$ and $\mu$ are random signs times a scale. W
+            is then a multiple of an orthogonal matrix and has the same root mean square as the network's own weight. With
+            `"network"`, alternating least squares searches for the W nearest to the network's weight
             (`maths.walsh_hadamard.nearest`). This matrix is far from a trained weight, because D numbers cannot represent D x D
             weights. With `"residual"`, W is added to the weights of a trained network. These weights are stored but not trained
-            further. $\mu$ starts at 0, and $S_1$ and $S_2$ at random signs. With `"residual"`, the prior is therefore centered on
-            a network that was trained on the data, and the posterior is no smaller than the network.
+            further. $\mu$ then starts at 0, and $S_1$ and $S_2$ at random signs. With `"residual"`, the prior is therefore centered
+            on a network that was trained on the data, and the posterior is no smaller than the network.
         local_reparameterization: Whether the training objective draws a separate g for each example in linear layers.
             In predictions, all examples always share g, because a draw must be a function of the input.
 
@@ -153,7 +153,7 @@ class WalshHadamard(Posterior):
         self.capturable = not any(part.linear if self.local_reparameterization else part.fast for part in every)
 
     def _start(self, size: int, parts: list[_Part], values: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Initial values of a group: $s_1$, the mean of g and $s_2$, [K, D] each, and the standard deviation of W, [K, 1]."""
+        """Initial values of a group: $s_1$, E[g] and $s_2$, [K, D] each, and the standard deviation of W, [K, 1]."""
         found = []
         for part in parts:
             matrix = part.weight.to_matrix(values[part.weight.name])
@@ -248,8 +248,8 @@ class WalshHadamard(Posterior):
     def _materialize(
         self, parts: list[_Part], c: Tensor, left: Tensor, right: Tensor, into: MutableMapping[str, Tensor]
     ) -> None:
-        """Materialize weights from the D distinct numbers of each block, [..., K, D]: draws, means or variances of $c = D^{-1/2}
-        H g$. If all weights of the group are materialized, one call makes all of them."""
+        """Materialize weights from the D distinct numbers of each block, [..., K, D], which are draws, means or variances of $c =
+        D^{-1/2} H g$. If the whole group is materialized, one call makes all its weights."""
         whole = parts[-1].stop - parts[0].start == sum(part.blocks.count for part in parts)
         for batch in [parts] if whole else [[part] for part in parts]:
             chosen = slice(batch[0].start, batch[-1].stop)
@@ -261,20 +261,20 @@ class WalshHadamard(Posterior):
     # -- bound and moments -----------------------------------------------------------------------------------------
 
     def kl(self, prior: PriorDraw) -> Tensor:
-        """KL of all g, and of the biases and other vectors, in nats. For a flow, it is estimated from fixed draws."""
+        """KL of all g, and of the biases and other vectors, in nats. For a flow, the KL is estimated from fixed draws."""
         total: Any = self.vectors.kl(prior) if self.vectors is not None else 0.0
         for size in self.groups:
             total = total + self.family(size).kl(self.prior_std(size, prior))
         return torch.as_tensor(total)
 
     def mean(self) -> dict[str, Tensor]:
-        """E[W] = S_1 H diag(E[g]) H S_2. For a flow, it is estimated from fixed draws."""
+        """E[W] = S_1 H diag(E[g]) H S_2. For a flow, the mean is estimated from fixed draws."""
         return self._moments("mean")
 
     def variance(self) -> dict[str, Tensor]:
         r"""$s_{1i}^2 s_{2j}^2 \operatorname{Var}(c_{i \oplus j})$ in closed form.
 
-        For a flow, it is estimated from fixed draws.
+        For a flow, the variance is estimated from fixed draws.
         """
         return self._moments("variance")
 
@@ -316,8 +316,8 @@ class WalshHadamard(Posterior):
 
 
 def _forms_all(request: DrawRequest, g: Tensor) -> bool:
-    """Whether a draw materializes all blocks of a size at once. This is the case on a GPU with autocast, for blocks up to size
-    `MAX_SIZE_TO_FORM`."""
+    """Whether a draw materializes all blocks of the same size at once. This is the case on a GPU with autocast, for blocks up to
+    size `MAX_SIZE_TO_FORM`."""
     return request.autocast is not None and g.is_cuda and g.shape[-1] <= MAX_SIZE_TO_FORM
 
 

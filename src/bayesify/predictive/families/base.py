@@ -25,7 +25,7 @@ class Family(ABC):
     r"""A family of distributions of one number, and mixtures of S such distributions with equal weights.
 
     Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and possible further axes.
-    The argument `*parameters` consists of the tensors that the function `components` of a predictive returns.
+    `*parameters` are the tensors that the function `components` of a predictive returns.
     """
 
     discrete: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class Family(ABC):
 
     @abstractmethod
     def log_density(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """Log-density of y, or log-probability for whole numbers."""
+        """Log-density of y; for whole numbers, the log-probability of y."""
 
     @abstractmethod
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Family(ABC):
         return found.clamp_min(0).to(parameters[0].dtype)
 
     def smooth_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """P(Y <= y); for whole numbers, a smooth interpolation between them."""
+        """P(Y <= y); in families of whole numbers, smoothly interpolated between whole numbers."""
         return self.cdf(y, *parameters)
 
     def half_spread(self, *parameters: Tensor) -> Tensor:
@@ -131,12 +131,12 @@ class Family(ABC):
         return total
 
     def _nodes(self, left: Tensor, width: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Nodes and their weights for an integral over pieces that start at `left`, each [J, B, O]."""
+        """Yield nodes and their weights, [J, B, O] each, for an integral over pieces that start at `left`."""
         for node, weight in zip(LEGENDRE_NODES, LEGENDRE_WEIGHTS, strict=True):
             yield left + 0.5 * (1 + node) * width, 0.5 * weight * width
 
     def places(self, *parameters: Tensor) -> Tensor:
-        """Sorted quantiles of the components: [J, B, O]. They divide an integral over the mixture into pieces."""
+        """Sorted quantiles of the components: [J, B, O]. These quantiles divide an integral over the mixture into pieces."""
         return in_order([self.component_quantile(level, *parameters) for level in self.node_levels()])
 
     def node_levels(self) -> list[float]:

@@ -65,7 +65,7 @@ class CountFamily(Family):
         return found.to(parameters[0].dtype)
 
     def crps(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""Continuous ranked probability score of the mixture: [B, O]. If all means are below 500, it is the sum
+        r"""Continuous ranked probability score of the mixture: [B, O]. If all means are below 500, the score is the sum
         $\sum_k (F(k) - [k \ge y])^2$ up to a tail probability of 1e-12.
 
         For larger means, the score is $\mathbb{E}|Y - y| - \sum_k F(k) (1 - F(k))$. The components' quantiles divide the range of
@@ -122,7 +122,7 @@ class CountFamily(Family):
 
     def places(self, *parameters: Tensor) -> Tensor:
         """Counts that divide the integral into pieces: counts from 0 upward with growing gaps, and approximate quantiles of the
-        components. The quantiles come from gamma distributions with the same moments."""
+        components. The quantiles come from gamma distributions with the components' moments."""
         mean, variance = self.moments(*parameters)
         shape = mean.square() / variance
         near = [  # Wilson & Hilferty 1931
@@ -171,7 +171,7 @@ class NegativeBinomialFamily(CountFamily):
     $r = 1 / \alpha$."""
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        r"""$\mu$ and $\mu + \alpha \mu^2$."""
+        r"""Mean $\mu$ and variance $\mu + \alpha \mu^2$."""
         log_mean, dispersion = parameters
         mean = log_mean.exp()
         return mean, mean + dispersion * mean.square()

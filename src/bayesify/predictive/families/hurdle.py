@@ -27,7 +27,7 @@ class HurdleFamily(Family):
             )
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        r"""$(1 - \pi) M$ with $M = e^{\mu + v / 2}$, and $(1 - \pi) M^2 (e^v - 1 + \pi)$."""
+        r"""Mean $(1 - \pi) M$ and variance $(1 - \pi) M^2 (e^v - 1 + \pi)$, where $M = e^{\mu + v / 2}$."""
         location, variance, logit = parameters
         positive, amount = torch.sigmoid(-logit), (location + 0.5 * variance).exp()
         return positive * amount, positive * amount.square() * (torch.expm1(variance) + torch.sigmoid(logit))
@@ -81,7 +81,7 @@ class HurdleFamily(Family):
         return torch.where(rest > 0, found.exp(), 0.0).to(parameters[0].dtype)
 
     def mean_distance(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""$\pi y + (1 - \pi) (y (2 \Phi(a) - 1) + M (1 - 2 \Phi(a - \sqrt v)))$, $a = (\log y - \mu) / \sqrt v$."""
+        r"""$\pi y + (1 - \pi) (y (2 \Phi(a) - 1) + M (1 - 2 \Phi(a - \sqrt v)))$, where $a = (\log y - \mu) / \sqrt v$."""
         location, variance, logit = parameters
         std, amount = variance.sqrt(), (location + 0.5 * variance).exp()
         a = (torch.where(y > 0, y, 1.0).log() - location) / std

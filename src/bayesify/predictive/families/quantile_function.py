@@ -116,7 +116,7 @@ class QuantileFunction(Family):
 
 
 def _widths(knots: Tensor) -> Tensor:
-    """Distances between neighboring quantiles. They are made positive, because quantiles may coincide after clipping."""
+    """Distances between neighboring quantiles. The distances are made positive, because quantiles may coincide after clipping."""
     return knots.diff(dim=-1).clamp_min(torch.finfo(knots.dtype).tiny)
 
 

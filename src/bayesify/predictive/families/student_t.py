@@ -21,7 +21,7 @@ class StudentTFamily(Family):
     $\nu > 2$."""
 
     def moments(self, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-        r"""$\mu$ and $s^2 \nu / (\nu - 2)$."""
+        r"""Mean $\mu$ and variance $s^2 \nu / (\nu - 2)$."""
         location, square, degrees = parameters
         return location, square * degrees / (degrees - 2)
 
@@ -31,7 +31,7 @@ class StudentTFamily(Family):
         return _log_normalizer(degrees) - 0.5 * square.log() - 0.5 * (degrees + 1) * torch.log1p(scaled)
 
     def cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        r"""P(Y <= y). To the left of the location, it is $\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$.
+        r"""P(Y <= y). Left of the location, the probability is $\frac12 I_x(\frac\nu2, \frac12)$ with $x = \nu / (\nu + t^2)$.
 
         For many values at once, the function is interpolated from a table, with an error of 1e-10.
         """
@@ -40,7 +40,7 @@ class StudentTFamily(Family):
         return _standard_cdf(widened(t), widened(degrees)).to(t.dtype)
 
     def log_cdf(self, y: Tensor, *parameters: Tensor) -> Tensor:
-        """log P(Y <= y). The table is not used, because its error is absolute, and small probabilities would be inaccurate."""
+        """log P(Y <= y). The table of `cdf` is not used, because its absolute error would make small probabilities inaccurate."""
         location, square, degrees = parameters
         t = (y - location) / square.sqrt()
         return _exact_cdf(widened(t), widened(degrees)).log().to(t.dtype)
@@ -126,8 +126,7 @@ def _near_quantile(q: float, degrees: Tensor) -> Tensor:
 
 
 def _two_degrees(q: float) -> float:
-    """Quantile of the t distribution with two degrees of freedom. If the distribution has more degrees of freedom, its quantile
-    is closer to 0."""
+    """Quantile of the t distribution with two degrees of freedom. With more degrees of freedom, the quantile is closer to 0."""
     return (2 * q - 1) / math.sqrt(2 * q * (1 - q))
 
 
