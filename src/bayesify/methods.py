@@ -1,4 +1,4 @@
-"""The list of all methods. A method is either a posterior of a network or has its own training function."""
+"""The list of all methods. A method either is a posterior of a network or has its own training function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Method:
     """A method that a user can choose by name, with its properties.
 
     Args:
-        name: The name in code, configuration files and on the command line.
+        name: The name in code, in configuration files and on the command line.
         title: A short name for tables and figures.
         paper: Author and year of the source.
         cost: Number of stored parameters for P weights, as text.
@@ -41,7 +41,7 @@ class Method:
         aliases: Other names of the method in papers.
         slow: Whether a step is slow. A slow method takes fewer steps by default.
         extra: The module of an optional dependency, if the method needs one.
-        is_point: Whether most or all weights are point estimates. In this case, training itself is a search for the maximum a
+        is_point: Whether most or all weights are point estimates. If so, training itself is a search for the maximum a
             posteriori. No other search for the maximum precedes training, because it would make the members of an ensemble alike.
         is_chain: Whether the method is a Markov chain. Its steps are draws, and it is too slow to run several times.
         starts_at_point: Whether `fit` first calls `training.task.train_point`.
@@ -84,13 +84,13 @@ class Method:
 
     @property
     def learns_noise(self) -> bool:
-        """Whether the method can learn the noise. A point estimate cannot, because the learned noise variance would shrink to
-        that of the training residuals."""
+        """Whether the method can learn the noise. A point estimate cannot learn it, because the learned noise variance would
+        shrink to that of the training residuals."""
         return self.fit is None and not self.is_point
 
     @property
     def option_names(self) -> tuple[str, ...] | None:
-        """Names of the options that the posterior or `fit` accepts, without the task; `None` if any option is accepted."""
+        """Names of the options, other than the task, that the posterior or `fit` accepts; `None` if every option is accepted."""
         function: Callable[..., Any] | None = self.fit or self.posterior
         takes = [] if function is None else [*inspect.signature(function).parameters.values()]
         takes = takes[self.fit is not None :]

@@ -421,7 +421,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
     @checked
     def kl(self, *, generator: torch.Generator | None = None) -> Tensor:
-        """KL(q || p), summed over all weights: a scalar in nats. Without a closed form, it is estimated from one draw."""
+        """KL(q || p), summed over all weights: a scalar in nats. Without a closed form, the KL is estimated from one draw."""
         if any(posterior.runs_network for posterior in self.posteriors):
             return self.draw(1, generator=generator).kl.mean()
         with full_precision(self._decided().device):
@@ -460,8 +460,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
 
         Args:
             x: Inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-            num_draws: Number S of draws. The default is all draws kept by `keep_draws`. If no draws are kept, it is one
-                draw per member for an ensemble, and 32 for other posteriors.
+            num_draws: Number S of draws. The default is all draws kept by `keep_draws`. If no draws are kept, the default is one
+                draw per member for an ensemble, and 32 draws for other posteriors.
             generator: Source of randomness. Kept draws are fixed and do not use it.
             memory: The memory budget in bytes, or text such as `"1GiB"`. The default is 256 MiB.
             antithetic: See `draw`.
@@ -589,8 +589,8 @@ def adopt(bnn: BayesianNetwork[Any], state: Mapping[str, Tensor]) -> None:
     """Set, in place, the posteriors' units and the dropout rates. `fit` found them before its first step and saved them in
     `state`.
 
-    Each weight has a unit $10^k$: the network's weight is the posterior's weight times this unit. `unit_powers` holds the k of
-    each weight.
+    Each weight has a unit $10^k$: the network's weight is the posterior's weight times this unit. `unit_powers` holds the
+    exponent k of each weight.
     """
     if "unit_powers" in state:
         powers = state["unit_powers"].to(first_parameter(bnn.posteriors).device)
@@ -608,9 +608,9 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
 
     `InducingWeights` keeps the largest entries of each Z. `MeanField` keeps the mean and the standard deviation of the
     weights with the largest |mean| / std in the whole network. Pruned entries stay 0. The kept entries become new,
-    shorter parameters. Further training changes only these parameters. It needs a new optimizer, which `fit` creates.
-    `count_parameters` counts only kept entries. `save` writes the kept entries and, with one bit per original entry,
-    their positions.
+    shorter parameters. Further training changes only these parameters and needs a new optimizer, which `fit` creates.
+    `count_parameters` counts only kept entries. `save` writes the kept entries and, with one bit per original entry, their
+    positions.
 
     Args:
         bnn: A network whose posteriors are all `MeanField` or `InducingWeights`.

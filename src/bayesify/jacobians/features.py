@@ -19,8 +19,8 @@ from bayesify.weights.catalog import Layer
 class Features:
     r"""Outputs $f_{bto} = \sum_j W_{oj} a_{btj} + c_o$ of a network's last layer at T positions, and the inputs $a$ of that layer.
 
-    For each position and each row of W, `place` contains the flat index of the corresponding number in an example's outputs, [T
-    K]. It is `None` if the outputs already have this order.
+    `place` [T K] contains, for each position and each row of W, the flat index of the corresponding number in an example's
+    outputs. `place` is `None` if the outputs are ordered by position and row.
     """
 
     outputs: Tensor  # outputs of the network, [B, ...], with T K numbers for each example
@@ -29,18 +29,18 @@ class Features:
     place: Tensor | None
 
     def of(self, layer: Layer) -> Tensor:
-        """Inputs with a column of ones for the bias: [B, T, D], in the order of the columns of `[W b]`."""
+        """The layer's inputs with a column of ones for the bias, [B, T, D], in the column order of `[W b]`."""
         return with_ones(self.inputs, layer)
 
     def at_positions(self, values: Tensor) -> Tensor:
-        """Rearrange values from the shape of the outputs, [B, ...], to positions and rows of W, [B, T, K]."""
+        """Rearrange values from the shape of the outputs, [B, ...], to the shape [B, T, K], indexed by position and row of W."""
         flat = values.flatten(1) if values.ndim > 1 else values.unsqueeze(1)
         flat = flat if self.place is None else flat[:, self.place.to(flat.device)]
         return flat.reshape(len(values), -1, self.channels)
 
     def in_order(self, values: Tensor, dims: int = 1) -> Tensor:
-        """Rearrange each of the last `dims` axes from the order of positions and rows of W to the order of the outputs: [..., T
-        K]."""
+        """Reorder each of the last `dims` axes, [..., T K], from the order by position and row of W to the order of the
+        outputs."""
         if self.place is None:
             return values
         order = self.place.argsort().to(values.device)
@@ -49,8 +49,7 @@ class Features:
         return values
 
     def class_order(self, axis: int) -> Tensor | None:
-        """For each position of the outputs, the matching position of the layer, [T]. This requires that the rows of W are the
-        classes.
+        """For each position of the outputs, the index of the matching position of the layer: [T].
 
         The classes lie along `axis` of the outputs. The result is `None` if the classes are not the rows of W in the same order.
         """
@@ -69,8 +68,8 @@ def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) 
     """Run a network once, without derivatives, and keep the inputs of its last layer.
 
     The network must return the layer's outputs themselves (the same memory), with axes in any order, and must not
-    change them in place. The result is `None` if the layer was not called exactly once with all examples, or is not the
-    end of the network. `call` runs the network through a private runner and returns the outputs.
+    change them in place. The result is `None` if the layer was not called exactly once with all examples, or if the network does
+    not end with this layer. `call` runs the network through a private runner and returns the outputs.
     """
     seen: list[tuple[Tensor, Tensor, int, int] | None] = []
 
@@ -104,7 +103,7 @@ def _version(tensor: Tensor) -> int:
 
 
 def _same_numbers(made: Tensor, outputs: Tensor) -> bool:
-    """Whether two tensors of the same dtype occupy the same memory for each example."""
+    """Whether two tensors have the same dtype and occupy the same memory for each example."""
     if made.dtype != outputs.dtype or made.numel() != outputs.numel() or outputs.is_conj() or outputs.is_neg():
         return False
     if made.untyped_storage().data_ptr() != outputs.untyped_storage().data_ptr():

@@ -69,10 +69,10 @@ class Jacobians:
 
     Linear maps, convolutions, embeddings and normalization layers have rules: one pass records the inputs of such a layer, and
     its derivatives follow from these inputs and the gradients of its outputs. Each rule is compared with automatic
-    differentiation, on the first batch of one example and on the first batch of several examples. A rule does not agree if the
-    layer is called in an unusual way, if its weight is also used elsewhere, or if examples are not on the first axis.
-    Weights for which no rule agrees are differentiated example by example. If a layer sees only some examples of a
-    batch, its weights are also differentiated example by example for that batch.
+    differentiation on the first batch that has one example, and again on the first batch that has several. A rule does not agree
+    if the layer is called in an unusual way, if its weight is also used elsewhere, or if examples are not on the first axis.
+    Weights for which no rule agrees are differentiated example by example. If a layer sees only some examples of a batch, its
+    weights are also differentiated example by example for that batch.
 
     Args:
         runner: The network.
@@ -80,7 +80,7 @@ class Jacobians:
         output: Name or index of the output, if the network has several; see `bayesianize`.
 
     Raises:
-        ValueError: If the network has dropout or batch normalization in training mode, whose outputs are random or mix
+        ValueError: If the network has dropout or batch normalization in training mode, because their outputs are random or mix
             examples.
     """
 
@@ -147,8 +147,7 @@ class Jacobians:
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
     def _known_uses(self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
-        """The rules that passed the comparison with automatic differentiation, on the first batch of one example and on
-        the first batch of several examples."""
+        """The rules that agreed with automatic differentiation on the first batch of the same kind (one or several examples)."""
         # One example does not show whether the network reorders or mixes examples.
         several = batch_size(args, kwargs) > 1
         if several not in self._certified:
@@ -158,8 +157,8 @@ class Jacobians:
     def _known_end(self, args: Args, kwargs: Kwargs, alone: Tensor | None = None) -> Uses:
         """The valid rules for a layer whose outputs are the network's outputs.
 
-        The comparison with automatic differentiation uses the examples in one order only. A second order would only reveal a
-        network that sorts its examples, and the outputs of such a network are not the layer's outputs.
+        The comparison with automatic differentiation uses the examples in one order only. Another order would only reveal a
+        network that sorts its examples, and such a network does not return the layer's outputs.
         """
         several = batch_size(args, kwargs) > 1
         if several not in self._certified and several not in self._ending:
@@ -172,8 +171,8 @@ class Jacobians:
         """Features of a batch from one plain pass, if all derivatives follow from the inputs of the network's last layer.
 
         Returns:
-            The features. `None` if the weights do not belong to one linear map or convolution, the layer is called more than once,
-            its weights are also used elsewhere, or something is computed from its outputs.
+            The features. `None` if the weights do not belong to one linear map or convolution, if the layer is called more than
+            once, if its weights are also used elsewhere, or if something is computed from its outputs.
         """
         if not self._may_end:
             return None
@@ -211,8 +210,8 @@ class Jacobians:
         return self._call({}, args, kwargs, twice=False)(self.runner).detach()
 
     def push(self, args: Args, kwargs: Kwargs, offsets: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        r"""Outputs of a batch, [B, ...], and their derivatives $J_b v_s$ along S directions v, [S, B, ...]. Each direction has a
-        tensor per weight: [S, *shape].
+        r"""Outputs [B, ...] of a batch, and their derivatives $J_b v_s$ [S, B, ...] along S directions v. The S directions are
+        given as one tensor per weight: [S, *shape].
 
         Forward-mode differentiation costs about two passes per direction if `vmap` runs all directions together, and about three
         passes otherwise. The cost does not depend on the number of outputs.
@@ -229,8 +228,8 @@ class Jacobians:
         return outputs[0], changes
 
     def pull(self, args: Args, kwargs: Kwargs, vectors: Tensor) -> dict[str, Tensor]:
-        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors with the shape of the outputs, which are given as one tensor [S, B,
-        ...]. The result maps weight names to tensors [S, *shape].
+        r"""The sums $\sum_b v_{sb}^\top J_b$ for S vectors, given as one tensor [S, B, ...]; each vector has the shape of the
+        outputs. The result maps weight names to tensors [S, *shape].
 
         Each vector takes one backward pass. Per-example gradients are not computed.
         """
@@ -307,9 +306,9 @@ class Jacobians:
     def _agreeing(
         self, uses: Uses, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor], alone: Tensor | None = None
     ) -> Uses:
-        """The rules that agree with automatic differentiation on some examples, with a loss over the first half of the examples.
+        """The rules whose gradients agree with automatic differentiation, for a loss over the first half of the given examples.
 
-        `alone` is the output of the first example in a batch of its own, if it is known.
+        `alone` is the network's output for a batch that contains only the first example, if this output is known.
         """
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
@@ -372,7 +371,7 @@ def _check_apart(outputs: Tensor, alone: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Linearization:
-    """A network's outputs on a batch, and its derivatives there, computed by the rules that are valid for this batch."""
+    """A network's outputs on a batch and their derivatives; the derivatives use the rules that are valid for this batch."""
 
     jacobians: Jacobians
     rules: Uses
@@ -393,8 +392,8 @@ class Linearization:
 
     @property
     def direct(self) -> bool:
-        """Whether the chosen weights belong to the network's last layer. Gradients at the outputs are then gradients at
-        this layer, without a backward pass."""
+        """Whether the chosen weights belong to the network's last layer. If so, gradients at the network's outputs are gradients
+        at this layer's outputs, without a backward pass."""
         return self.passed.direct and not self.general
 
     def uses(self, name: str) -> Sequence[Use]:
@@ -402,7 +401,7 @@ class Linearization:
         return self.rules.get(name, ())
 
     def pull(self, vectors: Tensor) -> Gradients:
-        r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...], each with the shape of the outputs."""
+        r"""The products $v_{kb}^\top J_b$ for K vectors [K, B, ...], each with the shape of the outputs."""
         return Gradients(self, self.passed.pull(vectors), vectors)
 
     def identity(self) -> Tensor:
@@ -420,7 +419,7 @@ class Linearization:
 
 
 class Gradients:
-    r"""$v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, for all entries or for chosen entries of a weight."""
+    r"""Gradients $v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, for all or chosen entries of a weight."""
 
     def __init__(self, linearization: Linearization, pulled: Pulled, vectors: Tensor) -> None:
         self._linearization, self._pulled, self._vectors = linearization, pulled, vectors
@@ -445,14 +444,14 @@ class Gradients:
         return self._or_zero(self._pulled.dense(uses), self._weights[name].shape)
 
     def columns(self, name: str, index: Tensor) -> Tensor:
-        """Gradients with respect to the entries of a weight with flat indices `index` [n]: [K, B, n]."""
+        """Gradients [K, B, n] with respect to n entries of a weight; `index` [n] contains the flat indices of these entries."""
         uses = self.uses(name)
         if not uses:
             return self._general(name).reshape(*self.shape, -1)[..., index]
         return self._or_zero(self._pulled.columns(uses, index), index.shape)
 
     def sum_of_squares(self, name: str, memory: int, index: Tensor | None = None) -> Tensor:
-        """Squared gradients with respect to all or some entries of a weight, summed over vectors and examples: [numel] or [n]."""
+        """Squared gradients with respect to a weight, summed over vectors and examples: [numel], or [n] for `index` [n]."""
         uses = self.uses(name)
         if not uses:
             found = self._general(name).reshape(*self.shape, -1)
@@ -477,7 +476,7 @@ class Gradients:
 
 @cache
 def _load_forward_rules() -> None:
-    """Load a module that torch would otherwise load, with an irrelevant warning, at the first forward derivative."""
+    """Load a torch module early, because torch would load it at the first forward derivative, with an irrelevant warning."""
     with FILTERS, warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore", DeprecationWarning)
         import_module("torch._decomp.decompositions_for_jvp")

@@ -22,8 +22,9 @@ DENSE_PRODUCT_SPEEDUP = 16
 class Rule(ABC):
     """How the outputs of one kind of layer depend on its weights.
 
-    One application of the layer to a batch of B examples has inputs `kept` and K gradients `g` of the layer's outputs,
-    [K, B, ...]. A rule turns them into gradients with respect to the weight, separately for each of the K vectors and each example.
+    For one call of the layer on a batch of B examples, `kept` contains the inputs, and `g` [K, B, ...] contains K gradients at
+    the layer's outputs. A rule turns `kept` and `g` into gradients with respect to the weight, one for each of the K vectors and
+    each example.
     """
 
     kinds: ClassVar[tuple[type[nn.Module], ...]]
@@ -44,7 +45,7 @@ class Rule(ABC):
         return self._bias(as_float(g)) if leaf == "bias" else self._weight(kept, as_float(g))
 
     def columns(self, leaf: str, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """Gradient with respect to the entries with flat indices `index` [n]: [K, B, n]."""
+        """Gradient [K, B, n] with respect to n entries, whose flat indices are `index` [n]."""
         if leaf == "bias":
             return self._bias(as_float(g)).flatten(2)[..., index]
         return self._columns(kept, as_float(g), index)
@@ -57,7 +58,7 @@ class Rule(ABC):
         """Gradient with respect to every entry of the weight, not of the bias: [K, B, *shape]."""
 
     def _columns(self, kept: Tensor, g: Tensor, index: Tensor) -> Tensor:
-        """The chosen entries of `_weight`. Subclasses do not compute the other entries."""
+        """The chosen entries of `_weight`. Some subclasses compute only the chosen entries."""
         return self._weight(kept, g).flatten(2)[..., index]
 
     def factors(self, kept: Tensor, g: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -65,12 +66,13 @@ class Rule(ABC):
         return None
 
     def positions(self, kept: Tensor, outputs: Tensor) -> Tensor:
-        """Inputs of a linear map at each of the T positions of its outputs [B, ...]: [B, T, d_in]."""
+        """Inputs [B, T, d_in] of a linear map at each of the T positions of its outputs [B, ...]."""
         return kept
 
 
 class LinearRule(Rule):
-    r"""$\partial / \partial W_{ij} = \sum_t g_{ti} a_{tj}$ over the positions t at which the layer is applied."""
+    r"""Rule of a linear layer: $\partial / \partial W_{ij} = \sum_t g_{ti} a_{tj}$ over the positions t at which the layer is
+    applied."""
 
     kinds = (nn.Linear,)
     has_factors = True
@@ -101,7 +103,8 @@ class LinearRule(Rule):
 
 
 class ConvRule(Rule):
-    r"""$\partial / \partial W_{o c k} = \sum_p g_o(p)\, x_c(s p + d k)$ over output positions p, with x padded."""
+    r"""Rule of a convolution: $\partial / \partial W_{o c k} = \sum_p g_o(p)\, x_c(s p + d k)$ over output positions p, with x
+    padded."""
 
     kinds: ClassVar[tuple[type[nn.Module], ...]] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
     channel_axis = 1
@@ -120,7 +123,7 @@ class ConvRule(Rule):
         return F.pad(as_float(inputs), padding, mode=mode) if any(padding) else as_float(inputs)
 
     def patches(self, padded: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        """A view of padded maps [B, C, ...] in which each output position sees its window: [B, C, *k, *sizes]."""
+        """A view of padded feature maps [B, C, ...] that has one window for each output position: [B, C, *k, *sizes]."""
         module = self.module
         strides = padded.stride()
         windows = [stride * dilation for stride, dilation in zip(strides[2:], module.dilation, strict=True)]
@@ -145,7 +148,7 @@ class ConvRule(Rule):
         return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), index)
 
     def _gather(self, g: Tensor, padded: Tensor, sizes: tuple[int, ...], index: Tensor) -> Tensor:
-        """Products of g [K, B, rows, P] and the windows of maps, summed over positions, for n entries of the weight:
+        """Products of `g` [K, B, rows, P] and windows of `padded`, summed over the P positions, for n entries of the weight:
         [K, B, n]."""
         kernel, (first, inside) = self.module.kernel_size, self._shape[:2]
         size = math.prod(kernel)
@@ -197,8 +200,8 @@ class TransposedConvRule(ConvRule):
 
 
 class LookupRule(Rule):
-    """An embedding table: the gradient at each position is added to the row that was looked up there, unless it is the padding
-    row."""
+    """Rule of an embedding table: the gradient at each position is added to the row that was looked up there, unless that is the
+    padding row."""
 
     kinds = (nn.Embedding,)
 
@@ -232,7 +235,7 @@ class LookupRule(Rule):
 
 
 class NormRule(Rule):
-    r"""Scale and shift of a normalization layer: $\sum_t g_t \hat x_t$ and $\sum_t g_t$."""
+    r"""Rule of a normalization layer: $\sum_t g_t \hat x_t$ for the scale and $\sum_t g_t$ for the shift."""
 
     kinds = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
@@ -279,14 +282,14 @@ def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Te
 
 
 def with_ones(a: Tensor, layer: Layer) -> Tensor:
-    """Inputs [B, T, d_in] of a linear map, with a column of ones if the layer has a bias; columns are in the order of the columns
-    of `[W b]`: [B, T, D]."""
+    """Inputs [B, T, d_in] of a linear map and, if the layer has a bias, a column of ones, in the column order of `[W b]`:
+    [B, T, D]."""
     ones = a.new_ones(*a.shape[:2], 1)
     return torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1)
 
 
 def fold_product(g: Tensor, a: Tensor) -> Tensor:
-    """`sum_t g[k, b, i, t] a[b, t, j]` as one product per example, without a copy of `a` for each vector: [K, B, i, j]."""
+    """`sum_t g[k, b, i, t] a[b, t, j]`, [K, B, i, j], computed as one product per example, without a copy of `a` for each k."""
     if a.shape[1] == 1:
         return g * a
     product = g.movedim(0, 1).flatten(1, 2) @ a  # [B, K i, j]

@@ -20,8 +20,8 @@ SPATIAL_DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 class DifferentiableLayers(TorchFunctionMode):
     """Mode that replaces convolutions and batch normalization by the layers of this module.
 
-    While a backward pass computes only the gradients at the layers' outputs, `pulls` is true, and gradients with respect to
-    weights are skipped.
+    `pulls` is true during a backward pass that needs only the gradients at the layers' outputs; gradients with respect to weights
+    are then skipped.
     """
 
     pulls = False

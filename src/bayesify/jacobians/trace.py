@@ -50,8 +50,8 @@ class Trace:
         return [application.output for application in self.applications]
 
     def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
-        """The gradients at the layers' outputs, made from one tensor [K, B, ...] for each entry of `taps`. A tensor is `None` if
-        the network's outputs do not depend on that entry."""
+        """Pair each call with its gradient in `grads`, which has one tensor [K, B, ...] for each entry of `taps`. An item of
+        `grads` is `None` if the network's outputs do not depend on that entry of `taps`."""
         pairs = zip(self.applications, grads, strict=True)
         return Pulled([(application, grad) for application, grad in pairs if grad is not None])
 
@@ -62,12 +62,13 @@ class Trace:
 
     @property
     def direct(self) -> bool:
-        """Whether the only traced layer is the end of the network, so that no backward pass is needed."""
+        """Whether the pass traced a single call, whose output is the network's output, so that no backward pass is needed."""
         nodes = [application.node for application in self.applications]
         return len(nodes) == 1 and nodes[0] is not None and nodes[0] is self.outputs.grad_fn
 
     def pull(self, vectors: Tensor) -> Pulled:
-        """Gradients of `sum(vectors[k, b] * outputs[b])` at the layers' outputs, for each k and b of vectors [K, B, ...]."""
+        """Gradients of `sum(vectors[k, b] * outputs[b])` with respect to the layers' outputs, for each k and b; `vectors` is
+        [K, B, ...]."""
         if not self.applications or not self.outputs.requires_grad:
             return Pulled([])
         if self.direct:
@@ -136,7 +137,7 @@ class Pulled:
         return Pulled(self._found, index)
 
     def stays_within(self, uses: Sequence[Use], rows: int, total: int) -> bool:
-        """Whether layers have one row per example, and their gradients are 0 after the first `rows` examples."""
+        """Whether all layers that use a weight have one row per example, and have gradient 0 after the first `rows` examples."""
         return all(
             kept.shape[0] == total and g.shape[1] == total and not bool(g[:, rows:].any())
             for _, kept, g in self.of(uses)
@@ -201,8 +202,8 @@ def trace(
 ) -> Trace:
     """Run a network once and keep the inputs of the layers in `modules`, which maps each layer to its rule.
 
-    `call` runs the network through a private runner and returns the outputs. If `differentiable`, results can be
-    differentiated with respect to the weights. If `lenient`, a call that a rule cannot handle is skipped.
+    `call` runs the network through a private runner and returns the outputs. If `differentiable` is true, results can be
+    differentiated with respect to the weights. If `lenient` is true, a call that a rule cannot handle is skipped.
     """
     applications: list[Application] = []
     layers = DifferentiableLayers()

@@ -1,4 +1,4 @@
-"""Gaussians over chosen weights, made from a curvature and a prior precision. They compute the covariance products that
+"""Gaussians over chosen weights, made from a curvature and a prior precision. Each Gaussian computes the covariance products that
 predictions need."""
 
 import copy
@@ -43,8 +43,7 @@ class WeightCovariance(ABC):
         return max(self.subset.count(name) for name in self.subset.names)
 
     def rescaled(self, factor: float) -> Self:
-        """The same curvature with another factor on the prior precisions. Eigenvectors that were already computed are
-        used again."""
+        """A copy with another factor on the prior precisions. Eigenvectors that were already computed are used again."""
         other = copy.copy(self)
         other.factor = factor
         for name in ("_factor", "_whitening"):
@@ -55,7 +54,7 @@ class WeightCovariance(ABC):
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
         r"""Covariances $J_b \Sigma J_b^\top$ for B examples, where $J_b$ has one row for each of K vectors: [B, K, K].
 
-        With C values of c in `factors`, which replace the object's own factor, the result is [C, B, K, K].
+        If `factors` contains C values of c, they replace the object's own factor, and the result is [C, B, K, K].
         """
 
     def at_positions(self, a: Tensor, factors: list[float] | None = None) -> list[Spread]:
@@ -114,7 +113,7 @@ class WeightCovariance(ABC):
 
 
 class FullCovariance(WeightCovariance):
-    """A dense covariance, made from H, [S, S]; see `WeightCovariance`.
+    """A dense covariance made from the curvature H [S, S]; see `WeightCovariance`.
 
     Attributes:
         rank: Upper bound R on the rank of H: the number of examples times the number of outputs; `None` if unknown.
@@ -149,7 +148,7 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
-        r"""Eigenvalues and $\delta^{-1/2} Q$ of $\delta^{-1/2} H \delta^{-1/2} = Q \Lambda Q^\top$."""
+        r"""The eigenvalues $\Lambda$ and $\delta^{-1/2} Q$, where $\delta^{-1/2} H \delta^{-1/2} = Q \Lambda Q^\top$."""
         root = self.prior.rsqrt()
         what = f"Laplace: the curvature of {len(self.prior)} weights"
         scaled = root[:, None] * self.curvature * root
@@ -162,8 +161,8 @@ class FullCovariance(WeightCovariance):
         return len(self.prior) <= MAX_DIAGONALIZED_WEIGHTS and self._eigen is not None
 
     def spectrum(self) -> Tensor:
-        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]. They are the same for every factor and kept with the
-        eigenvectors."""
+        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]. The eigenvalues do not depend on the factor and are stored with
+        the eigenvectors."""
         return self._eigen[0]
 
     def in_eigenbasis(self, gradient: Tensor) -> Tensor:
@@ -183,15 +182,15 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _whitening(self) -> Tensor:
-        """The inverse transposed Cholesky factor of the precision, indexed by the columns of the last layer's `[W b]`: [D, K,
-        S]."""
+        """The inverse transposed Cholesky factor of the precision, [D, K, S]; the first two axes are the columns and rows of the
+        last layer's `[W b]`."""
         eye = torch.eye(len(self.prior), dtype=self._factor.dtype, device=self._factor.device)
         inverse: Tensor = torch.linalg.solve_triangular(self._factor, eye, upper=False)
         return inverse.T[matrix_order(self.subset, self.layer).T.to(inverse.device)]
 
     @cached_property
     def _eigen_by_columns(self) -> Tensor:
-        """The eigenvectors, indexed by the columns of the last layer's `[W b]`: [D, K, S]."""
+        """The eigenvectors, [D, K, S]; the first two axes are the columns and rows of the last layer's `[W b]`."""
         return self._eigen[1][matrix_order(self.subset, self.layer).T.to(self.prior.device)]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
@@ -255,8 +254,8 @@ def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]
 
 
 class MarginalCovariance(FullCovariance):
-    r"""$[(H + c\delta)^{-1}]_{SS}$, the block of a subset S in the covariance over all weights (Daxberger et al. 2021,
-    eq. 11).
+    r"""The covariance of a subset S: the block $[(H + c\delta)^{-1}]_{SS}$ of the covariance over all weights (Daxberger et al.
+    2021, equation 11).
 
     The evidence is computed from the covariance over all weights, not only over the subset. The curvature H and the
     prior $\delta$ cover the weights `curved`, which include the subset.
@@ -282,7 +281,7 @@ class MarginalCovariance(FullCovariance):
 
 @dataclass(frozen=True)
 class KroneckerBlock:
-    r"""Curvature of one layer as $A \otimes G$ over $[W\ b]$."""
+    r"""Curvature $A \otimes G$ of one layer's weights $[W\ b]$."""
 
     layer: Layer
     inputs: Tensor  # A, [d_in, d_in], including the bias column
@@ -290,7 +289,7 @@ class KroneckerBlock:
     prior: Tensor  # prior precision of the layer, a scalar
 
     def diagonalized(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Products of the eigenvalues of G and A, [d_out, d_in], and the eigenvectors of G and of A."""
+        """Products [d_out, d_in] of each eigenvalue of G with each eigenvalue of A, and the eigenvectors of G and of A."""
         what = f"Laplace: the Kronecker factor of {self.layer.name}'s"
         in_values, in_vectors = stable_eigh(self.inputs, f"{what} inputs")
         out_values, out_vectors = stable_eigh(self.slopes, f"{what} outputs")
@@ -298,7 +297,7 @@ class KroneckerBlock:
 
 
 class KroneckerCovariance(WeightCovariance):
-    r"""$(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map, and independent Gaussians for all other weights.
+    r"""A covariance that is $(A \otimes G + c\,\delta_l I)^{-1}$ for each linear map and diagonal for all other weights.
 
     Weights of a linear map must be chosen as a whole and have the same prior precision; otherwise a `ValueError` is
     raised. See `kronecker_curvature` for the names in `curvature`.
@@ -333,16 +332,17 @@ class KroneckerCovariance(WeightCovariance):
         return [block.diagonalized() for block in self.blocks]
 
     def _spread(self, part: int | str, factor: float | None = None) -> Tensor:
-        """If `part` is the name of an independent weight, the variances of its entries, [n]. If `part` is the index of a block,
-        the variances in the block's eigenbasis, [d_out, d_in]."""
+        """If `part` names an independent weight: the variances [n] of the weight's entries. If `part` is the index of a block:
+        the variances [d_out, d_in] in the block's eigenbasis."""
         factor = self.factor if factor is None else factor
         if isinstance(part, str):
             return 1 / (self.diagonal[part] + factor * self._prior_of[part])
         return 1 / (self._eigen[part][0] + factor * self.blocks[part].prior)
 
     def _rows(self, gradients: Gradients) -> Iterator[tuple[int | str, Tensor | tuple[Tensor, Tensor]]]:
-        """Gradients with respect to each independent weight and each block in its eigenbasis, [B, K, n] each. If a
-        layer is applied once per example, they come as two factors: inputs [B, d_in] and output gradients [K, B, d_out].
+        """Gradients [B, K, n] with respect to each independent weight, and with respect to each block in the block's eigenbasis.
+        The gradients of a layer that is applied once per example come as two factors: inputs [B, d_in] and output gradients
+        [K, B, d_out].
         """
         for name in self.diagonal:
             outer = self._outer(gradients, name)
@@ -366,8 +366,8 @@ class KroneckerCovariance(WeightCovariance):
     def _outer(self, gradients: Gradients, name: str) -> tuple[Tensor, Tensor] | None:
         """Inputs [B, d_in] and output gradients [K, B, d_out] of a linear layer.
 
-        Their outer products are the gradients with respect to the whole weight. The result is `None` if the gradients
-        are not such products, because the weight has several uses or positions or because its layer is not linear.
+        The outer products of these inputs and output gradients are the gradients with respect to the whole weight. The result is
+        `None` if `name` is not a whole weight matrix of a linear layer, or if this matrix has several uses or positions.
         """
         calls = gradients.calls(name)
         if self.subset.entries[name] is not None or len(gradients.uses(name)) != 1 or len(calls) != 1:
@@ -445,12 +445,11 @@ class KroneckerCovariance(WeightCovariance):
         return torch.cat([found[name] for name in self.subset.names], dim=-1)
 
     def keep_eigenvectors(self, device: torch.device) -> Self:
-        """This object with the eigenvectors instead of the Kronecker factors. The eigenvectors are computed on
-        `device`.
+        """Replace the Kronecker factors by their eigenvectors, and return this object. The eigenvectors are computed on `device`.
 
-        The eigenvectors without the factors take half the memory of both, but the result cannot be saved. After they are
-        computed, the eigenvectors are stored on the device of the factors. If these factors are on the CPU of a machine with a
-        GPU, the eigenvectors are in pinned memory.
+        Without the factors, the object takes half the memory that it would take with both, but it cannot be saved. The
+        eigenvectors are stored on the device of the factors. If the factors are on the CPU and `device` is a GPU, the
+        eigenvectors are in pinned memory.
         """
         home = self.prior.device
         found = []
@@ -463,7 +462,7 @@ class KroneckerCovariance(WeightCovariance):
         return self
 
     def times(self, vectors: Tensor, device: torch.device) -> Tensor:
-        r"""$\Sigma v$, [n, S], for vectors [n, S] on any device, computed layer by layer on `device`."""
+        r"""Products $\Sigma v$, [n, S], for vectors [n, S] on any device, computed layer by layer on `device`."""
         here, parts = vectors.device, self.subset.split(vectors)
         found = {name: parts[name] * self._spread(name).to(here) for name in self.diagonal}
         for index, block in enumerate(self.blocks):
@@ -501,7 +500,7 @@ class KroneckerCovariance(WeightCovariance):
         return torch.stack([(curvature / (self.factor * prior)).log1p().sum() for curvature, prior in parts]).sum()
 
     def tensors(self) -> dict[str, Tensor]:
-        """A and G of each layer, and the diagonals of the other weights."""
+        """The factors A and G of each layer, and the diagonal curvature of the other weights."""
         found = {f"diagonal/{name}": value for name, value in self.diagonal.items()}
         for block in self.blocks:
             found[f"inputs/{block.layer.name}"] = block.inputs
@@ -510,7 +509,7 @@ class KroneckerCovariance(WeightCovariance):
 
 
 class DiagonalCovariance(KroneckerCovariance):
-    """Independent weights, made from the diagonal of H, [S]; see `WeightCovariance`."""
+    """A diagonal covariance, made from the diagonal [S] of the curvature H; see `WeightCovariance`."""
 
     def __init__(self, subset: Subset, curvature: Tensor, prior: Tensor) -> None:
         diagonals = {f"diagonal/{name}": value for name, value in subset.split(curvature).items()}
@@ -538,7 +537,7 @@ def full_bytes(size: int, dtype: torch.dtype) -> int:
 
 
 def largest_size(memory: int, dtype: torch.dtype) -> int:
-    """The largest subset whose full covariance fits into a budget of bytes."""
+    """Size of the largest subset whose full covariance fits into a budget of bytes."""
     return math.isqrt(memory * 8 // (3 * torch.finfo(dtype).bits))
 
 

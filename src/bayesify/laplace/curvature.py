@@ -44,9 +44,9 @@ class OutputCurvature:
     """The curvature $H_n$ of the loss with respect to an example's outputs, as vectors whose outer products sum to $H_n$.
 
     `"ggn"` is the Fisher matrix, which is the Hessian for Gaussian, categorical and Bernoulli likelihoods.
-    `"empirical"` is the outer product of g with itself, where g is the gradient at the observed target. By default, there is one
-    exact vector per output. With `num_samples`, that many random vectors per example replace the exact vectors. The expected sum
-    of the random vectors' outer products is the Fisher matrix.
+    `"empirical"` is the outer product of g with itself, where g is the gradient of the log-likelihood at the observed target. By
+    default, `"ggn"` has one vector per output, and the sum is exact. If `num_samples` is given, that many random vectors per
+    example replace the exact vectors. The expected sum of the random vectors' outer products is the Fisher matrix.
     """
 
     likelihood: Likelihood
@@ -184,7 +184,7 @@ class Pieces:
     """A pass over examples, in pieces whose Jacobians fit into a memory budget.
 
     For each piece, iteration yields the linearized network, the vectors of its `OutputCurvature`, and the weights of
-    the examples. It also adds up the data term.
+    the examples. Iteration also adds up the data term.
     """
 
     examples: Examples
@@ -280,7 +280,7 @@ class Pieces:
 def show_progress(
     title: str, total: int | None, show: bool, *, transient: bool = False
 ) -> Iterator[Callable[[int], None] | None]:
-    """A bar on the terminal, as a function that takes the number of newly finished steps; `None` if there is no bar."""
+    """Show a progress bar, and yield a function that advances it by a number of steps; `None` if there is no bar."""
     columns = ("{task.description}", "bar", "percent", "left")
     with Display(*columns, show=show, total=total, transient=transient, description=title) as bar:
         yield (lambda count: bar.update(advance=count)) if bar.shown else None
@@ -292,7 +292,7 @@ class FeaturesEnd(Exception):
 
 
 def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
-    """Number of examples per pass for which `Features` fit into a budget of bytes. Each example takes `per_row` extra numbers."""
+    """Number of examples per pass whose `Features` fit into a budget of bytes. Each example takes `per_row` extra numbers."""
     held = cost.activations + 12 * cost.inputs + 40 * cost.outputs + 8 * per_row
     return max(1, int(memory // held))
 
@@ -315,7 +315,8 @@ def rows_at_once(
 
 
 def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
-    r"""$\sum_n J_n^\top H_n J_n$ over the chosen weights (Daxberger et al. 2021, equation 6), under the key `curvature`, [S, S]."""
+    r"""The curvature $\sum_n J_n^\top H_n J_n$, [S, S], of the chosen weights (Daxberger et al. 2021, equation 6), stored under
+    the key `curvature`."""
     total = torch.zeros(0)
     for point, vectors, _ in pieces:
         rows = subset.rows(point.pull(vectors)).detach().flatten(0, 1)  # [K B, S]
@@ -326,7 +327,7 @@ def full_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 
 
 def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
-    """The diagonal of the matrix in `full_curvature`, under the key `curvature`, [S]."""
+    """The diagonal [S] of the curvature that `full_curvature` computes, stored under the key `curvature`."""
     totals: dict[str, Tensor] = {}
     for point, vectors, _ in pieces:
         for vector in vectors:
@@ -338,7 +339,8 @@ def diagonal_curvature(pieces: Pieces, subset: Subset) -> dict[str, Tensor]:
 def _add_squares(
     totals: dict[str, Tensor], names: Iterable[str], gradients: Gradients, subset: Subset, memory: int
 ) -> None:
-    """Square the gradients of some weights, sum them over vectors and examples, and add them to totals by name, [n] each."""
+    """Square the gradients of some weights, sum the squares over vectors and examples, and add the sums [n] to `totals` by
+    name."""
     for name in names:
         index = subset.entries[name]
         index = None if index is None else index.to(gradients.device)
@@ -476,7 +478,7 @@ def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: 
 
 
 def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
-    """Masks of the rows of W that belong to the same group of classes, [R, T, K]. Each position has R groups."""
+    """Masks of the rows of W that belong to each of a position's R groups of classes: [R, T, K]."""
     shape = features.outputs.shape
     axis = likelihood.logit_axis(len(shape))
     assert axis is not None
@@ -495,8 +497,8 @@ def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
 def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -> dict[str, Tensor]:
     r"""The curvature $\sum_{n,t} H_{nt} \otimes a_{nt} a_{nt}^\top$ of a layer with inputs a, computed without derivatives.
 
-    Tensors have the same names as in `CURVATURES`. The results equal the curvature from the Jacobian, even for Kronecker
-    factors. Raises `FeaturesEnd` if the network's outputs are not the layer's outputs in some batch.
+    Tensors have the names that the functions in `CURVATURES` use. The results equal the curvature from the Jacobian, even for
+    Kronecker factors. Raises `FeaturesEnd` if the network's outputs are not the layer's outputs in some batch.
     """
     layer = layer_of(subset)
     assert layer is not None
@@ -519,13 +521,13 @@ def last_layer_curvature(pieces: Pieces, subset: Subset, structure: Structure) -
 
 
 def matrix_order(subset: Subset, layer: Layer) -> Tensor:
-    """The index of each entry of `[W b]` in the subset, [K, D]."""
+    """For each entry of `[W b]`, its index in the subset: [K, D]."""
     places = subset.split(torch.arange(subset.size))
     return torch.cat([places[weight.name].reshape(layer.rows, -1) for weight in layer.weights], dim=1)
 
 
 def _kronecker_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """Sums of a a^T and of H, and the number of positions. Each position has the weight of its example."""
+    """Sums of a a^T and of H, and the number of positions. Each position counts with the weight of its example."""
     flat, a = piece.products.flatten(0, 1), piece.inputs
     slopes = torch.diag(piece.diagonal.sum(0)).addmm_(flat.T, flat, alpha=-1)
     weights = torch.ones_like(piece.diagonal[:, 0]) if piece.weights is None else piece.weights
@@ -534,13 +536,13 @@ def _kronecker_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
 
 
 def _diagonal_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """Sums of squared inputs times the diagonal of H, over [W b]."""
+    """The squared inputs times the diagonal of H, summed over positions, for each entry of [W b]."""
     diagonal = (piece.diagonal - piece.products.square().sum(0)).clamp_min_(0)
     return {"curvature": (diagonal.to(piece.inputs).T @ piece.inputs.square()).flatten()}
 
 
 def _full_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """Sum of the full curvature over [W b], [K D, K D], in float64 for at most `MAX_DIAGONALIZED_WEIGHTS` weights."""
+    """Full curvature of [W b], summed over positions, [K D, K D], in float64 for at most `MAX_DIAGONALIZED_WEIGHTS` weights."""
     outputs, columns = piece.diagonal.shape[1], piece.inputs.shape[1]
     size = outputs * columns
     a = widened(piece.inputs) if size <= MAX_DIAGONALIZED_WEIGHTS else piece.inputs

@@ -64,7 +64,7 @@ class EvidenceTraining:
         self.bnn = bayesianize(net, Point(), likelihood=made, prior=LayerwiseGaussian(self.precisions))
 
     def approximation(self) -> Laplace:
-        """A Laplace approximation around the current weights, which is not fitted yet."""
+        """An unfitted Laplace approximation around the current weights."""
         likelihood = self.given or self.bnn.likelihood
         assert likelihood is not None
         around = self.bnn.mean_network().eval()
@@ -100,22 +100,22 @@ def fit_with_evidence(
 
     $$ \delta_l = \frac{\gamma_l}{\|w_l\|^2}, \qquad \gamma_l = P_l - \delta_l \operatorname{tr} \Sigma_{ll} $$
 
-    for the $P_l$ weights of layer l (MacKay 1992; Immer et al. 2021, "Scalable marginal likelihood estimation for model selection
-    in deep learning", which ascends the gradient of the same evidence). The precision of a layer starts at the layer's number of
-    inputs, as in `priors.Neal()`. A layer without curvature ($\gamma_l = 0$) keeps its precision, because the data say nothing
-    about its weights.
+    Here $P_l$ is the number of weights of layer l. The update is from MacKay (1992); Immer et al. (2021, "Scalable marginal
+    likelihood estimation for model selection in deep learning") ascend the gradient of the same evidence instead. The precision
+    of a layer starts at the layer's number of inputs, as in `priors.Neal()`. A layer without curvature ($\gamma_l = 0$) keeps its
+    precision, because the data say nothing about its weights.
 
-    A noise variance that you pass stays fixed. Otherwise, each update of the precisions also sets the variance to $\mathrm{SSE} /
-    (N O - \sum_l \gamma_l)$, and the epochs until the next update adapt it to the residuals as `bayesify.fit` does. Training is
-    `bayesify.fit` with `posteriors.Point` and Adam. The learning rate falls to 0 in the last epochs.
+    A noise variance that you pass stays fixed. If you pass no noise variance, each update of the precisions also sets it to
+    $\mathrm{SSE} / (N O - \sum_l \gamma_l)$; until the next update, training adapts it to the residuals as `bayesify.fit` does.
+    Training is `bayesify.fit` with `posteriors.Point` and Adam. The learning rate falls to 0 in the last epochs.
 
     Args:
         net: The network, which is not changed. The trained network is `laplace.network`.
         likelihood: The likelihood p(y | outputs), or its name.
         loader: Iterable of batches as for `bayesify.fit`, without random augmentation.
         epochs: Number of training passes over the data. Each Laplace approximation takes one more pass over the data.
-        every: Number of epochs between two updates of the precisions. There is no update after the last epoch. The only
-            exception: if `epochs` is at most `every`, there is one update.
+        every: Number of epochs between two updates of the precisions. There is no update after the last epoch. As an exception,
+            if `epochs` is at most `every`, the only update comes after the last epoch.
         covariance: Structure of the Laplace approximation; see `Laplace`.
         learning_rate: Learning rate of Adam.
         seed: Seed of the training run.

@@ -124,7 +124,7 @@ def _matrices(covariance: Covariance) -> Tensor:
 def _parts_of(
     batches: Iterable[Batch], read: Callable[[Any], Iterable[tuple[Tensor, Any]]]
 ) -> Iterator[tuple[Batch, Tensor, Any]]:
-    """Means and covariances that a function of the inputs returns in pieces, with the rows to which they belong."""
+    """For each piece that `read` returns, the rows of the batch, their means, and their covariances."""
     for batch in batches:
         start = 0
         for mean, covariances in read(batch.x):
@@ -176,7 +176,7 @@ class Laplace(Drawable):
             the inverse mean square of each layer's weights. The default is `default_precision`, which `fit` adapts to
             the data; the documentation page on Laplace gives the rules. If `fit` estimates the noise variance, the
             precision of the last layer is divided by the targets' variance, so that predictions scale with the unit of
-            the targets. For `"sampled"`, the default is a multiple of the diagonal of the curvature; `fit` chooses the
+            the targets. For `covariance="sampled"`, the default is a multiple of the diagonal of the curvature; `fit` chooses the
             multiple that maximizes the evidence.
         link: Approximation of the expected class probabilities: `"mc"`, `"probit"` or `"bridge"`; see `GaussianClassPredictive`.
             With a full covariance over one layer of a network with several layers, the default is `"probit"`; otherwise
@@ -185,16 +185,16 @@ class Laplace(Drawable):
         temperature: Temperature T, a factor on the covariance in draws and predictions: $q \propto p(w, \mathcal{D})^{1 / T}$.
         curvature: `"ggn"`, or `"empirical"` for the empirical Fisher matrix.
         num_samples: Number K of random vectors per example that replace the matrix $H_n$ of the example's outputs. The
-            resulting curvature is unbiased. The relative error of a diagonal curvature is $\sqrt{2 / (N K)}$; Kronecker
-            factors of one layer have a larger error. By default the curvature is exact for up to `MAX_EXACT_OUTPUTS`
-            outputs and for the network's last layer. Otherwise the curvature uses `NUM_CURVATURE_SAMPLES` vectors.
-            Predictions in closed form then use `NUM_DIRECTIONS` draws, so their standard deviations have a relative
-            error of one eighth. `"exact"` uses a backward pass for each output.
+            resulting curvature is unbiased. The relative error of a diagonal curvature is $\sqrt{2 / (N K)}$; the Kronecker
+            factors of a layer have a larger error. By default the curvature is exact for up to `MAX_EXACT_OUTPUTS` outputs and
+            for the network's last layer. Otherwise the curvature uses `NUM_CURVATURE_SAMPLES` vectors. In this case, predictions
+            in closed form use `NUM_DIRECTIONS` draws, so their standard deviations have a relative error of one eighth. `"exact"`
+            uses a backward pass for each output.
         seed: Seed of the random vectors and draws.
         marginal: Whether to use the block $[(H + \lambda I)^{-1}]_{SS}$ of the covariance over all weights (equation
             11). Otherwise the covariance is the inverse of the block $H_{SS} + \lambda I$. If `marginal` is true, the network
             must be so small that the matrix over all its weights fits into memory.
-        memory: Memory budget for curvature, factors and Jacobians, such as `"1GiB"`, or a number of bytes.
+        memory: Memory budget for curvature, factors and Jacobians: a string such as `"1GiB"`, or a number of bytes.
         output: Name or index of the output that the likelihood describes, if the network has several outputs; see `bayesianize`.
 
     Attributes:
@@ -348,9 +348,9 @@ class Laplace(Drawable):
             warnings.warn(f"Laplace.fit: {finding}", stacklevel=5)
 
     def _check_outputs(self, outputs: Tensor, first: Batch) -> None:
-        """Let the likelihood check the targets before any long computation. Warn if outputs are not logits or if
-        numbers look like class labels. All targets are checked against the first row of outputs, repeated for the whole
-        batch, so that an error message shows the shapes of the batch."""
+        """Let the likelihood check the targets before any long computation. Warn if outputs are not logits or if numeric targets
+        look like class labels. The check repeats the first row of outputs for the whole batch, so that an error message shows the
+        shapes of the batch."""
         every = outputs[:1].expand(batch_size(*checked_inputs(first.x)), *outputs.shape[1:])
         self.likelihood.log_prob(every, first.y, has_draws=False)
         labels = labels_as_numbers(self.likelihood, [first.y])
@@ -385,7 +385,7 @@ class Laplace(Drawable):
         return [batch if step == 1 else batch.rows(slice(None, None, step)) for batch in batches if len(batch)]
 
     def _leave_rows_out(self, examples: Examples, batches: Iterable[Batch]) -> None:
-        """Choose the noise by left-out training rows and, if the precision is the default, also a factor on it; see
+        """Use left-out training rows to choose the noise and, if the precision is the default, a factor on the precision; see
         `LeftOutRows`."""
         noise = float(self._shared_noise("Laplace").noise.detach())
         model = self._linear_model(examples, noise, self.data.squared_error)
@@ -435,7 +435,7 @@ class Laplace(Drawable):
 
     def _widen_noise(self, examples: Examples) -> None:
         """Raise the noise of a one-layer posterior, because the other layers have memorized part of the rows (see
-        `held_out_ratio`). The predictive variance of training rows then equals the squared residual that the whole
+        `held_out_ratio`). With this noise, the predictive variance of training rows equals the squared residual that the whole
         network is expected to have on new rows."""
         if not self._is_one_layer:
             return
@@ -670,8 +670,8 @@ class Laplace(Drawable):
         return (f"last layer, because {whole}",)
 
     def _start_noise(self, examples: Examples, columns: int) -> float | None:
-        """Start the noise variance at the network's mean squared residual. Returns the variance of the targets around the mean of
-        their column or, if the targets are constant, their mean square. Returns `None` if the noise was given."""
+        """Start the noise variance at the network's mean squared residual. Returns the variance of the targets around their
+        column means or, for constant targets, the mean square of the targets. Returns `None` if the noise was given."""
         if not self._finds_noise or not isinstance(self.likelihood, Gaussian):
             return None
         sums = torch.zeros(3 + columns, dtype=torch.float64)
@@ -706,7 +706,7 @@ class Laplace(Drawable):
     def _in_unit(
         self, precision: dict[str, float], variance: float, last: Sequence[str], inputs: tuple[Any, Any]
     ) -> dict[str, float]:
-        """The default precision, converted to the unit of the targets. The default of the last layer assumes outputs of
+        """The default precision, converted to the unit of the targets. The last layer's default precision assumes outputs of
         variance 1. Weights that have no number of inputs, such as embeddings, keep their precision. Their precision is computed
         from the size of the weights, which already reflects the unit of the targets."""
         names = [name for name in last if self.weights[name].fan_in]
@@ -761,9 +761,9 @@ class Laplace(Drawable):
         *,
         store: torch.device | None = None,
     ) -> tuple[dict[str, Tensor], DataTerm]:
-        """The curvature of some weights in the given structure, and the data term. Both come from one pass over all examples, or
-        over the first `num_examples` examples. The last layer's curvature is exact and needs only the layer's inputs; see
-        `last_layer_curvature`."""
+        """The curvature of some weights, with the given `structure`, and the data term. Both come from one pass over all
+        examples, or over the first `num_examples` examples. The last layer's curvature is exact and needs only the layer's
+        inputs; see `last_layer_curvature`."""
 
         def read(count: int | None) -> Pieces:
             return Pieces(
@@ -803,7 +803,7 @@ class Laplace(Drawable):
 
     @property
     def _samples_outputs(self) -> bool:
-        """Whether random vectors replace the exact vectors, because there are many outputs."""
+        """Whether there are so many outputs that random vectors replace the exact vectors."""
         return self.outputs_per_example > linearized.MAX_EXACT_OUTPUTS and self.num_samples != "exact"
 
     def _sampling_remark(self) -> str:
@@ -855,8 +855,8 @@ class Laplace(Drawable):
         return torch.cat([torch.full((count,), value, dtype=self.dtype, device=self.device) for count, value in counts])
 
     def _jacobians(self, names: Iterable[str]) -> Jacobians:
-        """Derivatives with respect to some weights. They are cached, because the first batch of each new object is
-        compared with autograd."""
+        """Derivatives with respect to some weights. The `Jacobians` are cached, because each new object compares its first batch
+        with autograd."""
         chosen = tuple(names)
         known = self._derivatives.get(chosen) or Jacobians(self._runner, chosen, output=self.output)
         self._derivatives = {chosen: known}
@@ -869,9 +869,10 @@ class Laplace(Drawable):
         rows per weight, however, the evidence prefers such a wide prior that the Gaussian leaves the region where the
         log-likelihood is quadratic. Predictions are then less confident than the network even on training rows. For one
         layer of at most `MAX_DIAGONALIZED_WEIGHTS` weights, the precision therefore lies between the precision that the
-        evidence chooses and the default. It is the smallest precision with which the loss on training rows rises by at most
-        `MAX_TRAINING_LOSS_RISE` nats per label. With several layers, normalization layers amplify the spread of the outputs. The
-        precision then rises from the default until the training loss rises by at most `MAX_TRAINING_LOSS_RISE` nats per label.
+        evidence chooses and the default. The chosen precision is the smallest for which the loss on training rows rises by at
+        most `MAX_TRAINING_LOSS_RISE` nats per label. With several layers, normalization layers amplify the spread of the outputs.
+        The precision then rises from the default until the posterior adds at most `MAX_TRAINING_LOSS_RISE` nats per label to the
+        training loss.
         """
         subset, posterior = self.fitted()
         one, alone = self._is_one_layer, precisions.stands_alone(self.weights, subset.names)
@@ -897,9 +898,9 @@ class Laplace(Drawable):
     def _leave_labels_out(self, examples: Examples) -> None:
         """In a classification, change the precision of all weights if the new precision predicts left-out training rows better.
 
-        If no link was given, the same rows also decide which link to use. The link becomes `"probit"` only if the density of
-        left-out rows is then higher by more than `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is
-        overconfident on new rows. Left-out rows show it, because their own effect on the network is removed (see `leave_out`).
+        If no link was given, the same rows also decide which link to use. The link becomes `"probit"` only if this raises the log
+        density of left-out rows by more than `MAX_DENSITY_LOSS`. Training rows alone do not show that a network is overconfident
+        on new rows. Left-out rows show this overconfidence, because their own effect on the network is removed (see `leave_out`).
         """
         subset, posterior = self.fitted()
         fits = isinstance(posterior, FullCovariance) and not self.marginal and self._is_whole(subset)
@@ -1064,7 +1065,7 @@ class Laplace(Drawable):
             joint: Whether to include covariances between examples.
 
         Returns:
-            The covariance, [B, O, O]. With `joint`, it is [B O, B O], ordered by example and then by output.
+            The covariance, [B, O, O]. If `joint` is true, it is [B O, B O], ordered by example and then by output.
         """
         _, posterior = self.fitted()
         args, kwargs = checked_inputs(x)
@@ -1085,15 +1086,15 @@ class Laplace(Drawable):
     @torch.no_grad()
     @checked
     def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw functions from the posterior, as draws of the network itself. Weights that are not chosen keep their
-        point estimates.
+        """Draw functions from the posterior; each function is the network with drawn weights. Weights that are not chosen keep
+        their point estimates.
 
         Args:
             num_draws: Number S of draws.
             generator: Source of randomness.
 
         Returns:
-            The draws. Their `kl` is the KL of the Gaussian to its prior, or NaN for `covariance="sampled"`.
+            The draws. The `kl` of the draws is the KL of the Gaussian to its prior, or NaN for `covariance="sampled"`.
         """
         subset, posterior = self.fitted()
         drawn = posterior.draw(num_draws, generator).to(self.device)
@@ -1128,8 +1129,8 @@ class Laplace(Drawable):
 
         $$ \log p(\mathcal{D} | w^*) + \log p(w_S^*) + \tfrac{S}{2}\log 2\pi - \tfrac12 \log\det(H_{SS} + \lambda I) $$
 
-        Weights that are not chosen count as fixed. The value is exact if the model is linear with Gaussian noise, is at
-        its posterior mean, and all weights are chosen.
+        Weights that are not chosen count as fixed. The value is exact if the model is linear with Gaussian noise, if its weights
+        are at the posterior mean, and if all weights are chosen.
         """
         return self._evidence(self.fitted()[1])
 
@@ -1174,7 +1175,7 @@ class Laplace(Drawable):
             loader: Validation data, for `method="validation"`.
             method: Criterion. `"validation"` is the mean log predictive density of the loader's data, and `"evidence"` is
                 `log_evidence()`. The default is `"validation"` if there is a loader, otherwise `"evidence"`.
-            grid: Prior precisions to try. If each layer has its own precision, which is the default, these are factors on the
+            grid: Prior precisions to try. If each layer has its own precision (the default), `grid` contains factors on the
                 precisions of all layers.
             fine: Whether to search a finer grid around the best value.
             noise: Whether to also choose the variance of a Gaussian likelihood by the evidence (MacKay's fixed point).
@@ -1240,7 +1241,7 @@ class Laplace(Drawable):
         return lambda factors: list(map(by_draws, factors))
 
     def _densities(self, batches: Sequence[Batch], factors: list[float], seed: int) -> list[float]:
-        """Weighted mean log predictive densities of some batches, in closed form, for factors on the prior precisions."""
+        """For each factor on the prior precisions, the weighted mean log predictive density of some batches, in closed form."""
         _, posterior = self.fitted()
         diagonal = posterior.diagonalize()
         if not diagonal and len(factors) > 1:  # one factor at a time, because each needs its own factorization

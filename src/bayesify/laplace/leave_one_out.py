@@ -63,8 +63,8 @@ class LinearModel:
 
         The penalty measures how far training went. For a linear model that was trained to convergence, it equals the
         weight decay. If training stopped early, it is larger. The second result is the squared error of the ridge
-        regression divided by the squared error of the network. It is above 1 if, for every penalty in `penalties`, the network
-        fits its rows more closely than the ridge regression.
+        regression divided by the squared error of the network. This ratio is above 1 if the network fits its rows more closely
+        than the ridge regression with any penalty in `penalties`.
         """
         low, *_, high = (math.log(penalty) for penalty in self.penalties())
         at_end = self.squared_error_at(math.exp(low))
@@ -83,11 +83,11 @@ class LeftOutRows:
     is predicted as if it had been left out with all its O outputs.
 
     A row with weight w counts as w rows, of which one is left out; w must therefore be at least 1. Let $H_n(t)$ [O, O] be the
-    leverages. If the row is left out, the network's residual is $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of
-    `training_penalty`. The posterior's covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. The residual and the covariance are
-    exact for a linear model. Let $r_n$ be the residual of row n if this row is left out. The noise variance for a penalty t is
-    $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is, up to a
-    constant,
+    leverages of row n. If the row is left out, the network's residual is $(I - H_n(t^*))^{-1} e_n$ with the penalty $t^*$ of
+    `training_penalty`. Without row n, the posterior's covariance of $y_n$ is $\sigma^2 (I - H_n(t))^{-1}$. The residual and the
+    covariance are exact for a linear model. Let $r_n$ be the residual of row n if this row is left out. The noise variance for a
+    penalty t is $\sigma^2(t) = \operatorname{mean} r_n^\top (I - H_n(t)) r_n / O$. Twice the negative log density of the rows is,
+    up to a constant,
 
     $$ N O \log \sigma^2(t) - \sum_n \log \det (I - H_n(t)). $$
     """
@@ -145,7 +145,7 @@ class LeftOutRows:
 
 
 def _left(leverages: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues of I - H, raised to at least `MIN_LEFT_SHARE`, [n, O], and eigenvectors, [n, O, O]."""
+    """Eigenvalues [n, O] of I - H, raised to at least `MIN_LEFT_SHARE`, and eigenvectors [n, O, O]."""
     if leverages.shape[-1] == 1:
         values, vectors = leverages.squeeze(2).double(), torch.ones_like(leverages, dtype=torch.float64)
     else:
@@ -165,12 +165,12 @@ def leave_out(
 
     Let g be the gradient of a row's log-likelihood with respect to the row's outputs, H the Fisher matrix of these
     outputs, and C the covariance of the outputs under the posterior of all rows. If the row is left out, its outputs
-    change by $-C (I - H C)^{-1} g$ and have the covariance $C (I - H C)^{-1}$. Both are exact for a linear model with
-    Gaussian noise.
+    change by $-C (I - H C)^{-1} g$ and have the covariance $C (I - H C)^{-1}$. The change and the covariance are exact for a
+    linear model with Gaussian noise.
 
-    `spreads` contains covariances C of the outputs, [B, O, O] each. The first one belongs to the training penalty and gives the
-    change of the outputs. For each of the other covariances, the function yields the means [B, O] and the covariances [B, O, O]
-    without the row.
+    `spreads` contains covariances C of the outputs, [B, O, O] each. The first covariance belongs to the training penalty and
+    gives the change of the outputs. For each of the other covariances, the function yields the means [B, O] and the covariances
+    [B, O, O] without the row.
     """
     with torch.enable_grad():
         leaf = outputs.detach().double().requires_grad_()

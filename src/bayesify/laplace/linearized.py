@@ -107,10 +107,10 @@ class LinearizedNetwork:
     def gaussians(
         self, x: Any, budget: int, factors: list[float] | None = None, *, parts: bool = False
     ) -> list[tuple[Tensor, list[Covariance]]]:
-        """Means [B, ...] of the outputs, and one covariance for each factor on the prior precisions, piece by piece.
+        """Piece by piece, the means [B, ...] of the outputs and one covariance for each factor on the prior precisions.
 
-        By default, the only factor is the posterior's own. With `parts`, covariances are reduced to `marginals` if all
-        covariances together exceed the budget of bytes.
+        By default, the only factor is the posterior's own. If `parts` is true and all covariances together exceed the budget of
+        bytes, they are reduced to `marginals`.
         """
         total = batch_size(*as_inputs(x))
 
@@ -127,8 +127,8 @@ class LinearizedNetwork:
     def _from_features(
         self, mean: Tensor, features: Features, factors: list[float] | None, fits: bool
     ) -> list[Covariance]:
-        """Covariances between the outputs at the same position if the prediction needs no others; otherwise covariances between
-        all outputs of an example."""
+        """Covariances between the outputs at the same position or, if the prediction needs them, between all outputs of an
+        example."""
         a, axis = features.of(self.posterior.layer), self.likelihood.logit_axis(mean.ndim)
         order = None if axis is None else features.class_order(axis)
         in_rows = features.place is None if axis is None else order is not None
@@ -144,8 +144,8 @@ class LinearizedNetwork:
     def sampled(
         self, x: Any, budget: int, seed: int, posteriors: Sequence[WeightCovariance]
     ) -> Iterator[tuple[Tensor, list[LowRank]]]:
-        """Piece by piece, the means of the outputs and, for each Gaussian in `posteriors`, their covariance from `NUM_DIRECTIONS`
-        draws."""
+        """Piece by piece, the means of the outputs and, for each Gaussian in `posteriors`, the outputs' covariance from
+        `NUM_DIRECTIONS` draws."""
         device = posteriors[0].prior.device
         drawn = [own.directions(NUM_DIRECTIONS, torch.Generator(device).manual_seed(seed)) for own in posteriors]
         for mean, *changes in self.pushed(x, budget, drawn):

@@ -15,10 +15,10 @@ Precision = float | dict[str, float]
 
 
 def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[str, Tensor]) -> Precision:
-    """A prior precision as numbers, made from any form that `Laplace` accepts.
+    """Convert a prior precision from any form that `Laplace` accepts to numbers.
 
-    Keys are names of weights, names of modules that contain them, or patterns. `"size"` is the inverse mean square of
-    each layer's weights. Raises `ValueError` if a number is not positive, if a key matches no weight, or if a weight has no
+    Keys of a dict are names of weights, names of modules that contain weights, or patterns. `"size"` is the inverse mean square
+    of each layer's weights. Raises `ValueError` if a number is not positive, if a key matches no weight, or if a weight has no
     number.
     """
     if value == "size":

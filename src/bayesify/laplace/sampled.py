@@ -82,7 +82,7 @@ class Sampled:
     `Sampled()` with the default options.
 
     With conjugate gradients, each iteration of a draw takes about four passes over the chosen examples. The minibatch
-    solver takes, for each draw, one pass over all data and about four passes over `steps` minibatches. Neither cost
+    solver takes, for each draw, one pass over all data and about four passes over `steps` minibatches. Neither solver's cost
     depends on the number of outputs.
 
     Args:
@@ -93,11 +93,11 @@ class Sampled:
             `MAX_WEIGHTS_SOLVED_TOGETHER` weights. If draws are solved one at a time, the GPU's memory contains two
             copies of the weights with conjugate gradients, and two and a half copies with the minibatch solver.
             Everything else stays in the memory of the CPU.
-        tolerance: Relative error at which conjugate gradients end early. It is the norm of a draw's error divided by
-            the norm of the draw. Both norms measure effects on the outputs of the examples.
+        tolerance: Relative error at which conjugate gradients end early. The relative error is the norm of a draw's error divided
+            by the norm of the draw. Both norms measure effects on the outputs of the examples.
         settle: Whether to raise the prior precision, and then scale the covariance down, until training rows are
-            predicted well enough. Their mean log predictive density may be at most 0.005 nats below that of the network
-            itself. This is done for classification only, and only if `fit` finds the prior precision. The evidence
+            predicted well enough. The mean log predictive density of training rows may be at most 0.005 nats below that of the
+            network itself. `settle` applies to classification only, and only if `fit` finds the prior precision. The evidence
             alone often prefers a prior that is too wide for the linearization to be accurate.
         solver: `"conjugate_gradients"` or `"minibatch"`. `"minibatch"` is stochastic gradient descent with Nesterov's
             momentum. Its learning rate falls to zero in the second half of the steps. `"auto"` means conjugate
@@ -146,7 +146,7 @@ class Sampled:
         return copies * size * torch.finfo(dtype).bits // 8
 
     def count_passes(self, size: int, num_data: int, *, searches: bool = False) -> int:
-        """Largest number of passes over the data in `fit`. With `searches`, it includes the passes that find the prior
+        """Largest number of passes over the data in `fit`. If `searches` is true, it includes the passes that find the prior
         precision."""
         draws, search = self.num_groups(size) * (4 * self.group(size) + 2), 0.0
         if searches:  # for a group of draws and the mode; see `find_factor`
@@ -172,7 +172,7 @@ class DrawsFile:
     settings: Mapping[str, Any]  # settings that must be the same in a continued run, as plain data
 
     def read(self) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """The stored facts and tensors; `None` if there is no file. Raises `ValueError` for the file of another run."""
+        """The stored facts and tensors; `None` if there is no file. Raises `ValueError` if the file belongs to another run."""
         if not self.path.exists():
             return None
         header, tensors = tensor_files.read(self.path, "sampled draws")
@@ -199,7 +199,7 @@ class SampledCovariance(WeightCovariance):
         subset: The weights.
         draws: Deviations from the mean, [n, S].
         prior: $\delta$, [S].
-        factor: Factor c on the prior precision for which the draws were made.
+        factor: Factor c on the prior precision; the draws were made for this factor.
         narrowed: Factor by which `fit` multiplied the covariance so that training rows are predicted well; 1 if it was not
             changed.
     """
@@ -298,7 +298,7 @@ class OutputHessian:
         return self.weights * found
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
-        """Normal vectors whose covariances are the Hessians, [S, B, ...]. For classes, diag(sqrt p) - p sqrt(p)^T is a root of
+        """Normal vectors [S, B, ...] whose covariances are the Hessians. For classes, diag(sqrt p) - p sqrt(p)^T is a root of
         diag(p) - p p^T."""
         normal = torch.randn((count, *self.diagonal.shape), generator=generator, device=generator.device)
         found = self.diagonal.sqrt() * normal.to(self.diagonal)
@@ -342,8 +342,8 @@ def choose_examples(pieces: Pieces, count: int, seed: int) -> list[Batch]:
 
 
 def _row_numbers(batch: Batch, seed: int, seen: Counter[int]) -> Tensor:
-    """One number per row, uniform between 0 and 1. It depends on the seed and on the row's contents, but not on the order of the
-    rows. Shape: [B].
+    """One number per row, uniform between 0 and 1. The number depends on the seed and on the row's contents, but not on the order
+    of the rows. Shape: [B].
 
     A run that resumes with a shuffled loader thus chooses the same examples. `seen` counts how often each row has
     occurred, so that equal rows get different numbers.
@@ -375,7 +375,8 @@ def _joined(batches: list[Batch], numbers: Tensor, size: int) -> list[Batch]:
 def whiten(
     subset: Subset, curvature: Mapping[str, Tensor], prior: Tensor | None, device: torch.device
 ) -> tuple[Tensor, KroneckerCovariance]:
-    r"""The prior's scale $\delta$, [S], and $(\delta^{-1/2} K \delta^{-1/2} + c I)^{-1}$ for the Kronecker-factored curvature K.
+    r"""The prior's scale $\delta$, [S], and the preconditioner $(\delta^{-1/2} K \delta^{-1/2} + c I)^{-1}$, where K is the
+    Kronecker-factored curvature.
 
     If no prior is given, $\delta$ is the g-prior (Antorán et al. 2023, section 5), which is the diagonal of K. In units of this
     prior, the data constrain all weights equally, whatever the size of the weights before a normalization layer. All results stay
@@ -544,7 +545,7 @@ class Equations:
         return float((left / effect.clamp_min(torch.finfo(left.dtype).tiny)).max().clamp_min(0).sqrt())
 
     def _descend(self, group: Group, rows: slice, most: int, after: Callable[[], None] | None) -> None:
-        r"""Take steps of Nesterov's method for some equations, with the curvature of a minibatch.
+        r"""Take steps of Nesterov's method for some equations; each step uses the curvature of one minibatch.
 
         The current solution is stored as $z = \delta^{-1/2} u$, so that Jacobian products need no copy. The right-hand side b is
         computed from all data, not from the minibatch (Antorán et al. 2023, section 4.2). Therefore, the smaller the solution is,
@@ -579,7 +580,7 @@ class Equations:
                 after()
 
     def _slope(self, z: Tensor, batch: list[tuple[Batch, Inputs]]) -> Tensor:
-        r"""$\delta^{-1/2} H_b z + c\,\delta^{1/2} z$ for solutions [g, S]. $H_b$ is the curvature of a minibatch,
+        r"""The products $\delta^{-1/2} H_b z + c\,\delta^{1/2} z$ for solutions z, [g, S]. $H_b$ is the curvature of a minibatch,
         scaled to all data."""
         jacobians, total = self.pieces.jacobians, torch.zeros(())
         for piece, inputs in batch:
@@ -605,8 +606,8 @@ class Equations:
             yield [(part, as_inputs(part.x)) for part in parts]
 
     def _largest_eigenvalue(self, batch: list[tuple[Batch, Inputs]]) -> float:
-        """Largest eigenvalue of the matrix of the preconditioned equations, computed on one minibatch. The power iteration that
-        computes it gives a slightly too small value."""
+        """Largest eigenvalue of the matrix of the preconditioned equations, computed on one minibatch. The estimate by power
+        iteration is slightly too small."""
         root, found = self.root.to(self.device), 1.0
         z = root * self.prior_noise(-1, 1).to(self.device)
         for _ in range(NUM_POWER_ITERATIONS):
@@ -628,7 +629,7 @@ class Equations:
         return self._error(first, _dot(residual, self.precondition(residual)))
 
     def product(self, vectors: Tensor) -> Tensor:
-        r"""$(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors [g, S], computed in a pass over the data."""
+        r"""The products $(\delta^{-1/2} H \delta^{-1/2} + c I) v$ for vectors v, [g, S], computed in a pass over the data."""
         along = self.root * vectors
 
         def vectors_at(piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -638,7 +639,7 @@ class Equations:
         return self._pulled(vectors_at, len(vectors)).add_(vectors, alpha=self.factor)
 
     def _data_noise(self, first: int, count: int) -> Tensor:
-        r"""$\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ for some draws, computed in a pass over the data: [g, S]."""
+        r"""Data noise $\delta^{-1/2} \sum_n J_n^\top H_n \epsilon_n$ of some draws, [g, S], computed in a pass over the data."""
         generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first + 1) % 2**63)
 
         def vectors_at(piece: Batch, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -667,7 +668,7 @@ class Equations:
         return self.pieces.jacobians.push(*inputs, self.subset.spread(along.to(self.device)))
 
     def prior_noise(self, first: int, count: int) -> Tensor:
-        """Standard normal numbers [g, S], which are the same in every call."""
+        """Standard normal numbers [g, S]; equal arguments give equal numbers."""
         generator = torch.Generator(self.device).manual_seed((2_000_003 * self.seed + 2 * first) % 2**63)
         shape = (count, len(self.prior))
         return torch.randn(shape, generator=generator, dtype=self.prior.dtype, device=self.device).to(self.prior)
@@ -739,8 +740,7 @@ def find_factor(
     the current c, the search computes how far it has to raise c.
 
     `mean` contains the trained weights w*, [S]. `num_outputs` is N O, the number of outputs of all examples together. The
-    function `excess` returns by how much draws [g, S] raise the loss on the training rows, as a multiple of the largest allowed
-    rise.
+    function `excess` returns how much draws [g, S] raise the loss on training rows, divided by the largest allowed rise.
     """
     most = min(len(mean), num_outputs)
     group, noise = _easy_equations(equations, mean, most)
@@ -822,7 +822,7 @@ class DrawSolver:
         self._written = time.monotonic()
 
     def run(self) -> SampledCovariance:
-        """Compute all draws that are not yet computed, and return the covariance that they define."""
+        """Compute the missing draws, and return the covariance that all draws define."""
         equations, options = self._equations, self._options
         most = options.steps if equations.minibatch else options.iterations
         while self._done < options.num_draws:

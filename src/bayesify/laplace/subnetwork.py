@@ -88,13 +88,13 @@ class Candidates:
         return index[~torch.isin(index.cpu(), self.fixed)] if len(self.fixed) else index
 
     def scored(self, scores: Tensor, count: int) -> Tensor:
-        """Indices of the `count` largest scores, among the weights that can be chosen. The scores are [P]."""
+        """Indices of the `count` largest of the `scores` [P], among the weights that can be chosen."""
         scores = scores.clone()
         scores[self.fixed.to(scores.device)] = -torch.inf
         return scores.topk(count).indices
 
     def flat(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Tensors by name, concatenated."""
+        """Concatenate tensors, given by name, to a vector [P]."""
         return torch.cat([values[name].reshape(-1) for name in self.weights])
 
 
@@ -103,7 +103,7 @@ class Selector(ABC):
 
     @abstractmethod
     def count(self, candidates: Candidates) -> int:
-        """Number of entries that the selector will choose, without a pass over the data.
+        """Number of entries that the selector will choose; the count takes no pass over the data.
 
         Raises:
             ValueError: If the network lacks weights that the selector needs.
@@ -275,7 +275,7 @@ def _checked_mask(*parts: Tensor) -> Tensor:
 
 
 def as_mask(values: Any) -> Tensor:
-    """A boolean tensor from values that are true and false, or 1 and 0."""
+    """Convert values that are true and false, or 1 and 0, to a boolean tensor."""
     found = torch.as_tensor(values)
     if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
         raise ValueError(
@@ -288,19 +288,19 @@ def as_mask(values: Any) -> Tensor:
 def largest_variance(size: Count | float, num_examples: Count | None = None, *, skip_flat: bool = True) -> Selector:
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
-    This is the strategy of Daxberger et al. 2021, section 4. Among all subnetworks of the same size, the weights with the largest
-    variances under the full posterior have the posterior that is closest to that of the whole network, in squared 2-Wasserstein
-    distance. The diagonal Laplace posterior approximates the variances of the full posterior.
+    This is the strategy of Daxberger et al. 2021, section 4. Among subnetworks of the same size, the weights with the largest
+    variances under the full posterior give the posterior closest to that of the whole network, in squared 2-Wasserstein distance.
+    The diagonal Laplace posterior approximates the variances of the full posterior.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
         num_examples: Number of examples, from the start of the data, that are used for the variances. By default all
             examples are used.
         skip_flat: Whether to leave out weights without curvature, such as the weights of units that no example
-            activates. The `repr` of the fitted posterior shows the share of such weights. If true, weights whose
-            curvature is below `MIN_CURVATURE_RATIO` times the prior precision are chosen only if no other weights are
-            left. The variance of such weights is about the prior's variance, which is the largest possible value, but
-            they do not change predictions near the data. The paper's formula chooses them first.
+            activates. The `repr` of the fitted posterior shows the share of such weights. If `skip_flat` is true, weights whose
+            curvature is below `MIN_CURVATURE_RATIO` times the prior precision are chosen only after all other weights. Weights
+            without curvature have the largest possible variance, about that of the prior, but do not change predictions near the
+            data. The paper's formula chooses such weights first.
 
     Raises:
         ValueError: If the size is not positive, or if a share is above 1.
@@ -509,7 +509,7 @@ class Subset:
 
     @classmethod
     def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Self:
-        """Subset made from distinct indices into the concatenated weights, in any order."""
+        """Subset made from distinct indices, in any order, into the concatenated weights."""
         ascends = bool((index[1:] > index[:-1]).all())  # sorting millions of indices takes longer than a pass
         index = index if ascends else index.sort().values
         entries: dict[str, Tensor | None] = {}
@@ -561,7 +561,7 @@ class Subset:
         return torch.cat(parts)
 
     def take(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The chosen entries of weights that are given by name, concatenated, [S]."""
+        """Concatenate the chosen entries of weights, given by name, to a vector [S]."""
         return torch.cat([self.pick(name, values[name].reshape(-1)) for name in self.entries])
 
     def pick(self, name: str, flat: Tensor) -> Tensor:
@@ -592,8 +592,8 @@ class Subset:
         return moved
 
     def spread(self, offsets: Tensor) -> dict[str, Tensor]:
-        """Offsets [n, S] as tensors [n, *shape] by name, with 0 for entries that are not chosen. If all entries of a weight are
-        chosen, its tensor is a view of the offsets."""
+        """Convert offsets [n, S] to one tensor [n, *shape] per weight name, with 0 for entries that are not chosen. If all
+        entries of a weight are chosen, its tensor is a view of the offsets."""
         found = {}
         for name, part in self.split(offsets).items():
             shape, index = self.weights[name].shape, self.entries[name]
@@ -603,7 +603,7 @@ class Subset:
         return found
 
     def gather(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The chosen entries of tensors [n, *shape] that are given by name, concatenated, [n, S]."""
+        """Concatenate the chosen entries of tensors [n, *shape], given by name, to a tensor [n, S]."""
         return torch.cat([self.pick(name, values[name].flatten(1)) for name in self.entries], dim=-1)
 
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

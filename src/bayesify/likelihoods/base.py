@@ -108,7 +108,7 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def check_values(self, outputs: Tensor, y: Tensor) -> None:
-        """Raise `ValueError` for targets that are not possible values given outputs [S, B, ...]."""
+        """Raise `ValueError` if a target is impossible for the outputs [S, B, ...]."""
 
     @abstractmethod
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class Likelihood(nn.Module):
         return torch.einsum("kfb,fb...->kb...", signs, factor) / math.sqrt(count)
 
     def _factor(self, outputs: Tensor) -> Tensor:
-        """Rows whose outer products add up to `fisher`, [..., K, O]. The default implementation assumes that `fisher` is
+        """Rows [..., K, O] whose outer products add up to `fisher`. The default implementation assumes that `fisher` is
         diagonal."""
         return self.fisher(outputs).sqrt()
 
@@ -244,7 +244,7 @@ class NumberLikelihood(Likelihood):
         return self.family.log_density(y, *self.components(outputs))
 
     def training_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The log-density. If the network predicts the spread, its gradients are weighted; see `HeteroscedasticGaussian`."""
+        """The log-density. If the network predicts the spread, the gradients are weighted; see `HeteroscedasticGaussian`."""
         location, *rest = self.components(outputs)
         density = self.family.log_density(y, location, *rest)
         if not self._beta or self.outputs_per_target == 1:
@@ -311,8 +311,8 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def spread_factor(factor: Tensor) -> Tensor:
-    """Expand each vector over the outputs of one position to a vector over all outputs of the example, with 0 at all other
-    positions: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
+    """Extend each vector, which covers the outputs of one position, to all outputs of the example, with 0 at all other positions:
+    [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
     batch, places, (count, size) = factor.shape[0], factor.shape[1:-2], factor.shape[-2:]
     flat = factor.reshape(batch, -1, count, size)
     positions = flat.shape[1]

@@ -180,8 +180,8 @@ class Categorical(Likelihood):
         r"""C - 1 vectors whose outer products add up to $\operatorname{diag}(p) - p p^\top$: [K, B, ...].
 
         With the unit vector $s = \sqrt p$, the Fisher matrix is $\operatorname{diag}(s)\,Q Q^\top \operatorname{diag}(s)$, where
-        Q is an orthonormal basis of the space orthogonal to s. The columns of Q are the columns, except the first, of the
-        Householder reflection that maps s to the first axis.
+        Q is an orthonormal basis of the space orthogonal to s. The columns of Q are all but the first column of the Householder
+        reflection that maps s to the first axis.
         """
         last = self._classes_last(as_float(outputs).unsqueeze(0))[0]
         factor = self._factor(last)  # [B, ..., K, C]

@@ -27,7 +27,7 @@ class Gaussian(NumberLikelihood):
     Args:
         noise: Initial variance: a number for all outputs, or a sequence with one variance per output. By default, `fit` finds one
             variance from the residuals of the network during training (see `training.noise.LearnedNoise`). `Laplace.fit` finds it
-            from the residuals of the trained network. Until then, and in other training loops, the variance is 0.1.
+            from the residuals of the trained network. Before `fit`, and in other training loops, the variance is 0.1.
         learn: Whether to train the variance.
 
     Raises:
@@ -98,7 +98,7 @@ class HeteroscedasticGaussian(NumberLikelihood):
     rows. `objective` therefore has the log-likelihood's values, but multiplies an example's gradients by
     $(v / \bar v)^\beta$ ($\beta$-NLL, Seitzer et al. 2022). With $\beta = 1$ the means are trained as with squared
     errors, and with $\beta = 0$ as with the plain likelihood. $\bar v$ is one learned number, the variance of the residuals.
-    Because of the division by $\bar v$, the data keep about the same weight relative to the prior as without these factors. On
+    The division by $\bar v$ keeps the weight of the data relative to the prior about the same as with the plain likelihood. On
     the prices of 4,000 diamonds, the error of the mean was 642 after training with squared errors, 1,505 with $\beta = 0$ and 622
     with $\beta = 0.5$.
 
@@ -131,8 +131,8 @@ class HeteroscedasticGaussian(NumberLikelihood):
         return 0.5 * self.family.mean_distance(mean, mean, 2 * variance) - self.family.mean_distance(y, mean, variance)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        r"""A Gaussian predictive. The log-variance is Gaussian, so the expected noise variance is $\exp(f_v + C_{vv} / 2)$, which
-        the predictive uses as its noise variance."""
+        r"""A Gaussian predictive. The log-variance is Gaussian, so the predictive uses the expected noise variance $\exp(f_v +
+        C_{vv} / 2)$."""
         (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)
         noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
         return GaussianRegressionPredictive(outputs, mean, variance, noise, correlated=False)

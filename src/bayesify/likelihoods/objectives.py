@@ -1,4 +1,4 @@
-"""Training objectives in nats, scaled to the whole dataset. All of them are maximized."""
+"""Training objectives in nats, scaled to the whole dataset. All objectives are maximized."""
 
 import copy
 import math

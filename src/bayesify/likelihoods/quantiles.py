@@ -24,7 +24,7 @@ class Quantiles(NumberLikelihood):
     The network's last axis contains O quantiles at the middle level m. After these quantiles, the last axis contains O values f
     for each other level, in increasing order of the levels. A value f determines the distance to the next quantile toward the
     middle: $(z_{k+1} - z_k)\,\operatorname{softplus}(f) / \log 2$, where z are the standard normal quantiles. If all values f are
-    0, the quantiles are therefore those of a normal distribution with standard deviation 1 whose quantile at level m is the
+    0, the quantiles are those of a normal distribution with standard deviation 1, shifted so that its quantile at level m is the
     network's.
 
     Quantiles do not define a density, so training does not maximize a likelihood in the strict sense. Training maximizes
@@ -33,9 +33,9 @@ class Quantiles(NumberLikelihood):
     $$ -\frac1s \cdot \frac2K \sum_k \rho_{l_k}(y - q_k) - \log s, \qquad \rho_l(e) = \max(l e, (l - 1) e) $$
 
     The loss approximates the continuous ranked probability score, and s converges to the mean of this score. The data
-    then have the same weight relative to the prior as with Gaussian noise. `log_prob` and the predictive describe the
-    distribution with these quantiles, constant densities between them, and exponential tails beyond; see
-    `QuantileFunction`. There is no Fisher matrix, because the loss is piecewise linear. Targets are [B, O].
+    then have the same weight relative to the prior as with Gaussian noise. `log_prob` and the predictive describe a distribution
+    that has these quantiles, a constant density between neighboring quantiles, and exponential tails; see `QuantileFunction`.
+    There is no Fisher matrix, because the loss is piecewise linear. Targets are [B, O].
 
     Args:
         levels: At least two increasing levels, strictly between 0 and 1.

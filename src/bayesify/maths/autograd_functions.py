@@ -31,8 +31,8 @@ class Function(torch.autograd.Function):
 def gradients_again(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
-    """Gradients, with respect to inputs, of outputs that were computed by torch operations. These gradients can be differentiated
-    again. The gradient is `None` for inputs that do not require a gradient."""
+    """Gradients of the outputs of torch operations with respect to inputs. These gradients can be differentiated again. The
+    gradient is `None` for inputs that do not require a gradient."""
     given = [(out.to(grad.dtype), grad) for out, grad in zip(outputs, grads, strict=True) if grad is not None]
     live, through = zip(*((out, grad) for out, grad in given if out.requires_grad), strict=True)
     wanted = [value for value in inputs if value.requires_grad]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 def positive(raw: Tensor, maximum: float | None = None) -> Tensor:
     r"""A positive number made from an unconstrained number x: softplus(x) or, with a maximum, $\text{maximum} \cdot
-    \text{sigmoid}$ of x."""
+    \text{sigmoid}(x)$."""
     return F.softplus(raw) if maximum is None else maximum * torch.sigmoid(raw)
 
 
@@ -41,7 +41,7 @@ def tril(packed: Tensor, raw_diagonal: Tensor) -> Tensor:
 
 
 def strict_tril(packed: Tensor, n: int) -> Tensor:
-    """Strictly lower triangular matrix [*batch, n, n] from its entries, row by row, [*batch, n (n - 1) / 2]."""
+    """Strictly lower triangular matrix [*batch, n, n], made from its entries [*batch, n (n - 1) / 2], row by row."""
     rows, cols = torch.tril_indices(n, n, -1, device=packed.device)
     flat = packed.new_zeros(*packed.shape[:-1], n * n).index_copy(-1, rows * n + cols, packed)
     return torch.unflatten(flat, -1, (n, n))

@@ -5,8 +5,8 @@ from torch import Tensor
 
 
 def split_r_hat(values: Tensor) -> Tensor:
-    r"""Potential scale reduction of chains split in halves (Gelman et al. 2013, eq. 11.4); the value is 1 if the chains
-    agree.
+    r"""Potential scale reduction of chains that are split in halves (Gelman et al. 2013, equation 11.4); the value is 1 if the
+    chains agree.
 
     $$ \hat R^2 = \frac{T - 1}{T} + \frac{B}{W}, \quad B = \operatorname{var}_c(\bar v_c), \quad W = \operatorname{mean}_c(s_c^2) $$
 
@@ -21,14 +21,14 @@ def split_r_hat(values: Tensor) -> Tensor:
 
 
 def effective_sample_size(values: Tensor) -> Tensor:
-    r"""Number of independent draws whose mean is as precise as the mean of all steps (Vehtari et al. 2021, eq. 10 to 13).
+    r"""Number of independent draws whose mean is as precise as the mean of all steps (Vehtari et al. 2021, equations 10 to 13).
 
-    $$ \mathrm{ESS} = \frac{C T}{1 + 2 \sum_{t \ge 1} \rho_t}, \qquad \rho_t = 1 - \frac{W - \gamma_t}{W (T - 1) / T + B}, $$
+    $$ \mathrm{ESS} = \frac{C T}{1 + 2 \sum_{t \ge 1} \rho_t}, \qquad \rho_t = 1 - \frac{W - \gamma_t}{W (T - 1) / T + B}. $$
 
-    where $\gamma_t$ is the mean over chains of the autocovariance at lag t, and B and W are defined in `split_r_hat`.
+    Here $\gamma_t$ is the mean over chains of the autocovariance at lag t; `split_r_hat` defines B and W.
 
     Chains are split in halves first. The sum over lags ends when the sum of two neighboring autocorrelations is no
-    longer positive. Sums of two neighbors that are larger than an earlier sum are lowered to that sum (Geyer 1992). The numbers
+    longer positive. A sum of two neighbors that exceeds an earlier sum is lowered to the earlier sum (Geyer 1992). The numbers
     are [C, T, ...], from C chains of T steps, where T is at least 4. The result is [...], in float64, and at most C T log10(C T).
     """
     values = _halves(values)

@@ -1,15 +1,15 @@
-r"""Matrices of Bayesian linear regression on patches, $A^\top \Lambda A$ and $A^\top \Lambda V$, with little memory.
+r"""The matrices $A^\top \Lambda A$ and $A^\top \Lambda V$ of Bayesian linear regression on patches, computed with little memory.
 
 Rows of A are the patches that a convolution multiplies: row (m, t) and column (c, a) hold $x_{mc}(s t + d a - p)$, with
 stride s, dilation d and padding p. Hence
 
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
-At stride 1, the entry of $A^\top A$ for kernel positions a and b is the correlation of maps at lag $d (b - a)$. The correlation's
-sum covers all positions except a few at the borders, which only one of the kernel positions a and b reaches. The correlations
-come from Fourier transforms (`correlate`), and the border strips are subtracted. With a larger stride, patches are extracted and
-multiplied for a few examples at a time. For the gradient, they are extracted again. For every stride, the computation needs only
-the memory of a few maps (Ober & Aitchison 2021, section 2.2).
+At stride 1, the entry of $A^\top A$ for kernel positions a and b is the correlation of maps at lag $d (b - a)$. This correlation
+leaves out the few positions at the borders that only one of the kernel positions a and b reaches. The correlations come from
+Fourier transforms (`correlate`), and the border strips are subtracted. With a larger stride, patches are extracted and multiplied
+for a few examples at a time. For the gradient, the patches are extracted again. For every stride, the computation needs only the
+memory of a few maps (Ober & Aitchison 2021, section 2.2).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Offset = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """Kernel geometry of a convolution in each axis, and the number of zeros that pad its input map before and after."""
+    """Kernel size, stride and dilation of a convolution in each axis, and the number of zeros before and after the input map."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -63,7 +63,7 @@ class Geometry:
 
 
 def windows(padded: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """A view of padded maps [B, C, *n] in which each output position sees its window: [B, C, *o, *k]."""
+    """A view of padded maps [B, C, *n] that has one window for each output position: [B, C, *o, *k]."""
     for axis, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
         padded = padded.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
     return padded
@@ -316,9 +316,9 @@ def convolution_moments(
     If $\Lambda$ is diagonal with one value per example, pass its square root as `scale` and `ones`. If $\Lambda$ is a
     full matrix over examples, multiply x, V and the ones by its square root first.
 
-    The map x is [M, c_in, *n], and the targets V are [M, c_out, *o]. With a bias, `ones` is the entry of each example in
-    the last column of A, [M]. `scale` multiplies x and V of each example, [M]. The two matrices are [G, D, D] and
-    [G, D, c_out / G]. D is c_in / G times the number of kernel positions, plus 1 for a bias.
+    The map x is [M, c_in, *n], and the targets V are [M, c_out, *o]. With a bias, `ones` [M] contains the entry of each example
+    in the last column of A. `scale` [M] multiplies x and V of each example. The two matrices are [G, D, D] and [G, D, c_out / G].
+    D is c_in / G times the number of kernel positions, plus 1 for a bias.
     """
     if any(size > 1 for size in geometry.stride) or math.prod(geometry.kernel) == 1:
         if scale is not None:
@@ -339,7 +339,7 @@ def convolution_moments(
 
 
 def patch_moments(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
-    r"""$A^\top A$ and $A^\top V$, computed from extracted patches, for any stride: [G, D, D] and [G, D, c_out / G]."""
+    r"""The matrices $A^\top A$, [G, D, D], and $A^\top V$, [G, D, c_out / G], computed from extracted patches, for any stride."""
     from torch.utils.checkpoint import checkpoint  # loads sympy in torch 2.6
 
     copies = math.prod(geometry.kernel) * math.prod(targets.shape[2:]) / math.prod(x.shape[2:])

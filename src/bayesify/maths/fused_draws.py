@@ -92,7 +92,7 @@ class Plan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients with respect to all means, then all log stds, from the gradients of the draws and of the KL."""
+        """Gradients with respect to all means and then all log stds, computed from the gradients of the draws and of the KL."""
         from bayesify.maths.philox_kernels import gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)
@@ -307,7 +307,7 @@ def kernel_normals(count: int, seed: Tensor) -> Tensor:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Context that makes the device the current one, if necessary."""
+    """Context manager that makes the device current, if necessary."""
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         return torch.cuda.device(device)
     return nullcontext()

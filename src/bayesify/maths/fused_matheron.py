@@ -128,7 +128,8 @@ class MatheronPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=device)
 
     def _orders(self, counts: Sequence[int], length: int | None) -> list[Tensor | None]:
-        """For each group, the column of $A_c$ at each position in memory, [G, 1, d_in]; `None` if memory has the same order."""
+        """For each group, the column index of $A_c$ at each memory position, [G, 1, d_in]; `None` if columns are in memory
+        order."""
         found: list[Tensor | None] = []
         for first, last in pairwise(accumulate(counts, initial=0)):
             members = self.matrices[first:last]
@@ -236,7 +237,7 @@ class MatheronPlan:
     def gradients(
         self, low: bool, grads: Sequence[Tensor | None], seed: Tensor, saved: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Gradients with respect to the factors, start and size, from the gradients of the draws; see `GroupDraw`."""
+        """Gradients with respect to the factors, `start` and `size`, from the gradients of the draws; see `GroupDraw`."""
         from bayesify.maths import matheron_kernels as kernels
 
         rows, cols, start, size, inner, reached = saved
@@ -264,7 +265,7 @@ class MatheronPlan:
         return to_rows, to_cols.sum(0) if draws > 1 else to_cols[0], to_start, to_size.sum(1)
 
     def reference(self, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor) -> list[Tensor]:
-        """The draws, matrix by matrix, in operations that torch differentiates."""
+        """The draws, computed matrix by matrix with operations that torch differentiates."""
         halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
         ends = (one.noise[0] + (halves - 1) * one.noise[1] + one.noise[2] * one.shape[0] for one in self.matrices)
         stream = kernel_normals(max(ends), seed)

@@ -14,8 +14,8 @@ def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> T
 
     The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit gradient
     (Figurnov et al. 2018), $-\partial_a F(x; a) / p(x; a)$, where F is the distribution function. It equals the
-    gradient of $x = F^{-1}(u; a)$. torch approximates it with a relative error below 5e-4. For shape parameters a in a
-    tensor of any shape, the result is [S, *shape].
+    gradient of $x = F^{-1}(u; a)$. torch approximates it with a relative error below 5e-4. If the shape parameters a are
+    [*shape], the result is [S, *shape].
     """
     return source_of(generator).gamma(shape.expand(num_draws, *shape.shape))
 
@@ -61,7 +61,7 @@ def bartlett(dof: Tensor, size: int, num_draws: int, generator: Randomness = Non
     $$ A_{ii}^2 \sim \chi^2_{n - i + 1} = 2\,\mathrm{Gamma}(\tfrac{n - i + 1}{2}, 1), \quad i = 1, \dots, K, \qquad
        A_{ij} \sim \mathcal{N}(0, 1), \quad i > j. $$
 
-    With $T T^\top = V$, $T A A^\top T^\top$ is a draw of $\mathcal{W}_K(V, n)$. Draws are differentiable with respect to the
+    If $T T^\top = V$, then $T A A^\top T^\top$ is a draw of $\mathcal{W}_K(V, n)$. Draws are differentiable with respect to the
     degrees of freedom n, which may be any numbers above K - 1 (see `draw_gamma`). Draws are [S, *batch, K, K], and n is [*batch].
     """
     halves = (dof.unsqueeze(-1) - torch.arange(size, dtype=dof.dtype, device=dof.device)) / 2

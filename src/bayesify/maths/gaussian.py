@@ -57,7 +57,7 @@ def _with_kl(
 ) -> list[Tensor]:
     r"""Gradients with respect to all means, then all log stds, including the KL's gradients.
 
-    `slopes` are gradients with respect to the standard deviations s. They are overwritten.
+    `slopes` are gradients with respect to the standard deviations s. The function overwrites `slopes`.
 
     $$ \bar m = \text{through} + \overline{\mathrm{KL}}\, m / \sigma^2, \qquad
        \overline{\log s} = (\text{slopes} + \overline{\mathrm{KL}}\, s / \sigma^2)\, s - \overline{\mathrm{KL}} $$
@@ -138,7 +138,7 @@ def _split(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
 
 @lru_cache(maxsize=64)
 def _repeated(stds: tuple[float, ...], counts: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    r"""$1 / 2\sigma^2$ of each entry, where $\sigma$ is the entry's prior standard deviation, [P]."""
+    r"""The numbers $1 / 2\sigma^2$ of all entries, [P], where $\sigma$ is an entry's prior standard deviation."""
     with torch.inference_mode(False):
         scales = torch.tensor([0.5 / std**2 for std in stds], dtype=dtype, device=device)
         return scales.repeat_interleave(torch.tensor(counts, device=device))
@@ -149,7 +149,7 @@ def draw_diagonals(
 ) -> tuple[list[Tensor], Tensor]:
     r"""Draws $m + s \epsilon$ of many $\mathcal{N}(m, \operatorname{diag}(s^2))$, and their KL to zero-mean priors.
 
-    m and log s of a Gaussian have the same shape. Noise and draws are [S, *shape], and the KL is a scalar in nats.
+    The mean m and log s of a Gaussian have the same shape. Noise and draws are [S, *shape], and the KL is a scalar in nats.
     """
     if transforming():
         mean, std, kl = _joined(means, log_stds, prior_stds)

@@ -27,18 +27,18 @@ def distances(x: Tensor, other: Tensor) -> Tensor:
 
 
 def matern12(r: Tensor) -> Tensor:
-    r"""$\exp(-r)$: continuous functions without derivatives."""
+    r"""Covariance $\exp(-r)$ of continuous functions without derivatives."""
     return (-r).exp()
 
 
 def matern32(r: Tensor) -> Tensor:
-    r"""$(1 + \sqrt3 r) \exp(-\sqrt3 r)$: functions with one derivative."""
+    r"""Covariance $(1 + \sqrt3 r) \exp(-\sqrt3 r)$ of functions with one derivative."""
     scaled = math.sqrt(3) * r
     return (1 + scaled) * (-scaled).exp()
 
 
 def matern52(r: Tensor) -> Tensor:
-    r"""$(1 + \sqrt5 r + \tfrac53 r^2) \exp(-\sqrt5 r)$: functions with two derivatives."""
+    r"""Covariance $(1 + \sqrt5 r + \tfrac53 r^2) \exp(-\sqrt5 r)$ of functions with two derivatives."""
     scaled = math.sqrt(5) * r
     return (1 + scaled + scaled.square() / 3) * (-scaled).exp()
 

@@ -1,8 +1,9 @@
 r"""Correlations between feature maps at given lags, through their Fourier transforms.
 
 Regression on the patches of a convolution needs $A^\top A$, where A has a row for each position and a column for each
-channel and kernel position. Away from borders, the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$. It
-depends only on the lag $\delta = b - a$, and the 81 pairs of a 3 x 3 kernel have 25 lags (see `convolution_lags` for borders).
+channel and kernel position. Away from borders, the entry of kernel positions a and b is $\sum_q x_c(q + a)\, x_e(q + b)$. The
+entry depends only on the lag $\delta = b - a$, and the 81 pairs of a 3 x 3 kernel have 25 lags (see `convolution_moments` for
+borders).
 
 Method: let $X(f)$ be the Fourier transform of x over a period P, where x is padded with zeros so that no lag wraps
 around. Then
@@ -102,8 +103,8 @@ def correlate_gradient(
     """Gradients with respect to x and y: sums of shifted maps, computed by the same transforms.
 
     `own` and `cross` are gradients with respect to the results of `correlate`. `sums` is the gradient with respect to the sums of
-    y over positions, [G, M, R]; it is used only if these sums were taken from the spectrum. If `scale` is not the scale that
-    `correlate` used but `None`, the results are gradients with respect to the scaled maps.
+    y over positions, [G, M, R]; it is used only if these sums were taken from the spectrum. If `scale` is `None` although
+    `correlate` used a scale, the results are gradients with respect to the scaled maps.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)
@@ -200,7 +201,8 @@ def _maps(
     sizes: tuple[int, ...],
     scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Two maps from their spectrum, [F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], each example scaled by `scale` [M]."""
+    """Convert the spectrum of two maps to the maps, [F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], and multiply each
+    example by `scale` [M]."""
     lengths = [max(n, o) for n, o in zip(shapes[0][3:], shapes[1][3:], strict=True)]
     half = (sizes[0] // 2 + 1, *sizes[1:])
     if max(sizes) > MAX_MATRIX_PERIOD:

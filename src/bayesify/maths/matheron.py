@@ -34,7 +34,8 @@ class Stack:
 
 @dataclass(frozen=True)
 class Factors:
-    r"""Quantities that all draws share because they depend only on Z and D, for L matrices with inducing matrices of the same size.
+    r"""Quantities that all draws share, because they depend only on Z and D, for L matrices whose inducing matrices have the same
+    size.
 
     For the rows and for the columns, $\Psi = Z Z^\top + D^2 = L L^\top$, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$,
     so that $A A^\top + B B^\top = I$. Matrices of equal size form a group. The lists `row_reach` and `col_reach` have one entry
@@ -57,7 +58,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Augmented:
-    """Parameters of L matrices with inducing matrices of the same size, in groups of matrices of equal size."""
+    """Parameters of L matrices whose inducing matrices have the same size; matrices of equal size form a group."""
 
     z_row: Sequence[Tensor]  # Z_r of each group, [G, M_r, d_out]
     z_col: Sequence[Tensor]  # Z_c of each group, [G, M_c, d_in]
@@ -71,8 +72,8 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
     $D^2$ is increased by 1e-12 times the largest diagonal entry of Z Z^T. The augmented prior has the right marginal
     for every D, so the bound remains valid; only the posterior family changes. Without this increase, a D that training
     drives to 0 would make $\Psi$ singular if Z has more rows than columns. Factors are computed in float64 if the
-    device supports it. With `stack`, products of small matrices on a GPU are also computed in one call. This is faster for one
-    draw with gradients.
+    device supports it. If `stack` is true, products of small matrices on a GPU are also computed in one call. This is faster for
+    one draw with gradients.
     """
     if stack and blocks[0].d_row.device.type in STACKS_ON and _stack_pays(blocks):
         return _factorize_stack(blocks)
@@ -175,7 +176,8 @@ def _filled(value: Tensor, size: int, fill: float = 0.0, axes: int = 2) -> Tenso
 
 
 class _Triangles(Function):
-    r"""$P = L^{-1}$ and $L$ of $\Psi = Z Z^\top + D^2 = L L^\top$, each [..., L, M, M], and the increased $D$, [..., L, M].
+    r"""The matrices $P = L^{-1}$ and $L$, each [..., L, M, M], where $\Psi = Z Z^\top + D^2 = L L^\top$, and the increased $D$,
+    [..., L, M].
 
     Let $\Phi$ take the lower triangle of a matrix and halve its diagonal. Then $dL = L\, \Phi(P\, d\Psi\, P^\top)$ and
     $dP = -P\, dL\, P$. Hence $\bar\Psi$ is the symmetric part of $P^\top \Phi(L^\top \bar L - \bar P P^\top) P$, which
@@ -246,15 +248,15 @@ def conditional_mean(factors: Factors, u: Tensor) -> list[Tensor]:
 def conditional_draw(
     factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Sequence[Tensor], dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    r"""Draws of W given whitened U by the extended Matheron rule (eq. 11).
+    r"""Draws of W given whitened U by the extended Matheron rule (equation 11).
 
     $$ W = \sigma [\lambda E_1 + A_r^\top (U - \lambda \bar U) A_c], \qquad
        \bar U = A_r (E_1 A_c^\top + E_3 B_c^\top) + B_r E_2 $$
 
-    $\bar U$ is the whitened form of eq. 36. Its last two terms have covariance $(I - K_c) \otimes K_r + I \otimes (I - K_r)$
-    with $K = A A^\top$. This equals $I - K_c \otimes K_r$. The first term adds the covariance $K_c \otimes K_r$, so $\bar U$ has
-    unit covariance. Besides $E_1$, two noise arrays are therefore enough, whereas the paper uses three. The rule needs no
-    Cholesky factor of $Z Z^\top$, so it also works if $Z Z^\top$ is singular.
+    $\bar U$ is the whitened form of equation 36. The last two terms of $\bar U$ have covariance $(I - K_c) \otimes K_r + I
+    \otimes (I - K_r)$ with $K = A A^\top$. This covariance equals $I - K_c \otimes K_r$. The first term adds the covariance $K_c
+    \otimes K_r$, so $\bar U$ has unit covariance. Besides $E_1$, two noise arrays are therefore enough, whereas the paper uses
+    three. The rule needs no Cholesky factor of $Z Z^\top$, so it also works if $Z Z^\top$ is singular.
 
     Whitened U is [L, S, M_r, M_c]. The scales $\lambda$ are [L]. The prior standard deviations $\sigma$ are [L], or [L, S] if
     they differ between draws. The draws of each group are [G, S, d_out, d_in]. The noise, with the shapes of `noise_shapes`, is
@@ -274,7 +276,7 @@ def conditional_draw(
 def conditional_draws(
     blocks: Sequence[tuple[Factors, Tensor, Any, Tensor, Sequence[Tensor]]], dtype: torch.dtype | None = None
 ) -> list[list[Tensor]]:
-    r"""Apply `conditional_draw` to every block. A block is a tuple of factors, whitened U, $\lambda$, $\sigma$ and noise. If
+    r"""Apply `conditional_draw` to every block. A block has five parts: factors, whitened U, $\lambda$, $\sigma$ and noise. If
     $\lambda$ is `None`, it counts as 0, and each draw of W is its conditional mean."""
     if blocks[0][2] is None:
         return [conditional_mean(part, u * sigma.reshape(len(sigma), -1, 1, 1)) for part, u, _, sigma, _ in blocks]
@@ -282,7 +284,7 @@ def conditional_draws(
 
 
 def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    r"""$\sigma (U - \lambda B_r E_2)$, [L, S, M_r, M_c], and $\sigma \lambda$, [L, S or 1, 1, 1]."""
+    r"""The start $\sigma (U - \lambda B_r E_2)$, [L, S, M_r, M_c], and the size $\sigma \lambda$, [L, S or 1, 1, 1]."""
     sigma = sigma.reshape(sigma.shape[0], -1, 1, 1)
     amplitude = scale.view(-1, 1, 1, 1) * sigma
     return sigma * u - amplitude * (factors.row_rest.unsqueeze(1) @ noise), amplitude
@@ -296,7 +298,7 @@ def _fold(draws: Tensor, right: Tensor) -> Tensor:
 def draw_group(
     row: Tensor, col: Tensor, start: Tensor, size: Tensor, rest: Tensor, wide: Tensor, thin: Tensor
 ) -> Tensor:
-    """Draws of one group (see `conditional_draw`) in operations that torch differentiates."""
+    """Draws of one group (see `conditional_draw`), computed with operations that torch differentiates."""
     keep = torch.is_grad_enabled()
     wide, thin = (wide * size, thin * size) if keep else (wide.mul_(size), thin.mul_(size))
     outer = torch.baddbmm(thin.flatten(1, 2) @ rest.mT, wide.flatten(1, 2), col.mT).view(thin.shape)
@@ -341,7 +343,7 @@ class GroupDraw(Function):
 
 
 def _gradients(grad: Tensor, saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Gradients with respect to rows, columns, start, size and rest; see `GroupDraw`."""
+    """Gradients with respect to the arguments `row`, `col`, `start`, `size` and `rest` of `draw_group`; see `GroupDraw`."""
     row, _, _, size, _, wide, thin, low, right, outer, reached, inner, left = saved
     given = _rounded(grad.flatten(1, 2), right.dtype)
     through_left = _times(given, right.mT).view(thin.shape)

@@ -59,8 +59,8 @@ def _noise_rows(row, at, draw, PAIRS: tl.constexpr):
 
 @triton.jit
 def _matrix(flat, row, column, one, other, ones, others):
-    """Entries (`one`, `other`) of a matrix; 0 outside it. Column `column` of the table contains the position of the
-    matrix in memory, and the next column contains its row length."""
+    """Entries of a matrix in rows `one` and columns `other`; 0 outside the matrix. Column `column` of the table contains the
+    position of the matrix in memory, and the next column contains its row length."""
     place = flat + tl.load(row + column) + (one[:, None] * _read(row, column + 1) + other[None, :])
     return tl.load(place, mask=(one < ones)[:, None] & (other < others)[None, :], other=0.0)
 

@@ -29,7 +29,7 @@ class NoiseSource:
         return [] if self.generator is None else [self.generator]
 
     def normal(self, count: int, like: Tensor) -> Tensor:
-        """Standard normal numbers with the dtype and device of a tensor, [count].
+        """Standard normal numbers, [count], with the dtype and device of a tensor.
 
         Numbers on the CPU come from `normal_numbers`, which uses all cores; torch's own function uses only one. Numbers
         for a GPU also come from `normal_numbers` if the generator is on the CPU. Other numbers on a GPU with Triton
@@ -58,7 +58,7 @@ class NoiseSource:
         return torch.randint(2**63 - 1, (1,), generator=self.generator, device=self._where(device)).to(device)
 
     def uniform(self, count: int, device: torch.device) -> Tensor:
-        """Uniform numbers from [0, 1), [count]."""
+        """Uniform numbers in [0, 1); shape [count]."""
         return torch.rand(count, generator=self.generator, device=self._where(device)).to(device)
 
     def permutation(self, count: int, device: torch.device) -> Tensor:
@@ -145,7 +145,8 @@ class _PerModel(Function):
 
 
 def choose_members(num_members: int, num_draws: int, generator: Randomness, device: torch.device) -> Tensor:
-    """Indices of the members for draws of a mixture, in random order, [S]. The numbers of draws per member differ by at most one.
+    """For each draw of a mixture, the index of its member, in random order: [S]. The numbers of draws per member differ by at
+    most one.
 
     Every index is uniformly distributed over the members, as with independent choices. If `num_draws` equals
     `num_members`, however, each member occurs once, which removes the Monte Carlo error of the choice.
@@ -156,7 +157,7 @@ def choose_members(num_members: int, num_draws: int, generator: Randomness, devi
 
 
 def standard_normal(count: int, like: Tensor, generator: Randomness = None) -> Tensor:
-    """Standard normal numbers with the dtype and device of a tensor, [count]; see `NoiseSource.normal`."""
+    """Standard normal numbers, [count], with the dtype and device of a tensor; see `NoiseSource.normal`."""
     return source_of(generator).normal(count, like)
 
 
@@ -214,8 +215,8 @@ def _by_table(stream: Any, out: Any) -> None:
 
 @lru_cache(maxsize=1)
 def _table() -> tuple[Any, Any]:
-    """Intercepts and slopes of the segments of a piecewise linear quantile function, [2^16] each. The segment of an integer i has
-    as its index the upper 16 bits of i in float32, including the sign."""
+    """Intercepts and slopes of the segments of a piecewise linear quantile function, [2^16] each. The index of an integer's
+    segment is the upper 16 bits of the integer in float32, including the sign."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     exponent = (upper >> 23) & 0xFF
     used = (exponent >= 127) & (exponent <= 158)  # 1 to 2^32; 0 occurs once in 2^32 numbers and is treated as 1

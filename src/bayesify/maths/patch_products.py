@@ -1,10 +1,10 @@
-r"""Matrices of a regression on a convolution's patches. Kernels on a GPU compute them as products of bfloat16 patches.
+r"""Matrices of a regression on a convolution's patches. Kernels on a GPU compute the matrices as products of bfloat16 patches.
 
 The features of a network that runs in bfloat16 are bfloat16 numbers. Products of two bfloat16 numbers are exact in
 float32, and a GPU sums in float32 as fast as it multiplies. Therefore the only rounding error in $\sum_m \lambda_m
-A_m^\top [A_m\ V_m]$, a sum over examples m, comes from float32 sums over the positions of one example. $\lambda$
-multiplies these sums. Only V is rounded to bfloat16. V takes the place of the network's outputs, which are also rounded
-to bfloat16. However V is rounded, the two matrices are those of some regression, so the evidence lower bound remains valid.
+A_m^\top [A_m\ V_m]$, a sum over examples m, comes from float32 sums over the positions of one example. The precisions $\lambda$
+multiply these sums. Only V is rounded to bfloat16. V takes the place of the network's outputs, which are also rounded to
+bfloat16. No matter how V is rounded, the two matrices are those of some regression, so the evidence lower bound remains valid.
 Unlike `convolution_moments`, this module extracts the patches; it works on chunks of examples to limit the memory.
 """
 
@@ -27,8 +27,8 @@ def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor
     r"""$A^\top \Lambda A$ [1, D, D] and $A^\top \Lambda V$ [1, D, c_out] of a convolution with one group of channels.
 
     The kernels support maps with two axes. For other maps, and on devices without kernels, `convolution_moments` computes the
-    same two matrices in float32. The map is in bfloat16, and the targets and the square root of the diagonal of $\Lambda$
-    (`scale`) are in float32. With `bias`, the last column of A contains ones.
+    same two matrices in float32. The map is in bfloat16; the targets and `scale`, the square root of the diagonal of $\Lambda$,
+    are in float32. If `bias` is true, the last column of A contains ones.
     """
     if len(geometry.kernel) != 2 or not has_kernel(targets):
         rounded = targets.to(x.dtype).float()
@@ -53,8 +53,8 @@ def _by_channel(matrix: Tensor, channels: int, bias: bool) -> Tensor:
 
 
 class _Products(Function):
-    r"""$\sum_m \lambda_m A_m^\top [A_m\ V_m]$, [D, D + R]. The columns of A are sorted by kernel position and then by channel;
-    the column of ones is last."""
+    r"""The matrix $\sum_m \lambda_m A_m^\top [A_m\ V_m]$, [D, D + R]. The columns of A are sorted by kernel position and then by
+    channel; the column of ones is last."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, targets: Tensor, precision: Tensor, geometry: Geometry, bias: bool) -> Tensor:

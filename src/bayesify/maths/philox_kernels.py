@@ -36,7 +36,7 @@ def box_muller(radius, angle, FAST: tl.constexpr):
 
 @triton.jit
 def _normals(seed, tile, ROUNDS: tl.constexpr, FAST: tl.constexpr):
-    """A tile of the stream, [TILE]; each thread holds the four adjacent numbers of a call, as vector loads require."""
+    """A tile of the stream, [TILE]; each thread holds the four adjacent numbers of one Philox call, as vector loads require."""
     within = tl.arange(0, TILE // 4)
     zero = within * 0
     a, b, c, d = tl.philox(seed, within, zero + tile, zero, zero, ROUNDS)

@@ -40,12 +40,13 @@ def invertible(u: Tensor, w: Tensor) -> Tensor:
 
 
 def planar(z: Tensor, u: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""One planar layer and the log-determinant of its Jacobian (Rezende & Mohamed 2015; eqs. 13 and 14 of Rossi et al. 2020).
+    r"""One planar layer and the log-determinant of its Jacobian (Rezende & Mohamed 2015; equations 13 and 14 of Rossi et al.
+    2020).
 
     $$ f(z) = z + \hat u \tanh(w \cdot z + b), \qquad
        \log |\det f'| = \log (1 + w \cdot \hat u\, \tanh'(w \cdot z + b)) $$
 
-    z, w and the unconstrained u (see `invertible`) are [..., D], as is f(z). b and the log-determinant are [...].
+    The vectors z, w, f(z) and the unconstrained u (see `invertible`) are [..., D]; b and the log-determinant are [...].
     """
     activation = ((w * z).sum(-1) + b).tanh()
     log_det = (slope(u, w).squeeze(-1) * (1 - activation.square())).log1p()

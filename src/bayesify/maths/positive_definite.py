@@ -116,7 +116,7 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
     r"""Lower factors L of positive definite matrices $A = L L^\top$, with jitter only if rounding requires it: [..., n, n].
 
     If a matrix is not finite or not positive definite, a `ValueError` is raised. Its message calls the matrix `what`. Under
-    `vmap` and during the capture of a CUDA graph, values cannot be checked. If a factor does not exist, it is then NaN.
+    `vmap` and during the capture of a CUDA graph, values cannot be checked. In these cases, a factor that does not exist is NaN.
     """
     factor, failed = checked_cholesky(matrix)
     if not should_check(failed):
@@ -142,10 +142,10 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
 
 
 def stable_eigh(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    r"""Eigenvalues in ascending order and eigenvectors of symmetric matrices $A = Q \Lambda Q^\top$: [..., n] and [..., n, n].
+    r"""Eigenvalues [..., n], in ascending order, and eigenvectors [..., n, n] of symmetric matrices $A = Q \Lambda Q^\top$.
 
     The computation is in float64, and on the CPU if the device does not support float64. In float32 some machines'
-    LAPACK does not converge for curvatures with many zero rows. If a matrix is not finite or no eigenvectors are found, the
+    LAPACK does not converge for curvatures with many zero rows. If a matrix is not finite or if no eigenvectors are found, the
     function raises a `ValueError` whose message calls the matrix `what`.
     """
     if not bool(torch.isfinite(matrix).all()):
@@ -169,8 +169,8 @@ def leading_singular(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]
     S [r] in descending order, and the transpose of Q [r, n].
 
     If at most half of the values are needed, they come from the eigenvectors of the smaller of $A A^\top$ and $A^\top A$. This is
-    several times faster, with an error of about the square root of the machine precision. Otherwise, or if a value is
-    as small as this error, they come from a singular value decomposition.
+    several times faster, with an error of about the square root of the machine precision. If more than half of the values are
+    needed, or if a value is as small as this error, the values come from a singular value decomposition.
     """
     tall = matrix.shape[0] > matrix.shape[1]
     thin = matrix.mT if tall else matrix

@@ -20,8 +20,8 @@ class Regression:
     $$ q(\tilde w_r) = \mathcal{N}(\tilde m_r, (I + B)^{-1}), \qquad I + B = L L^\top, \qquad
        \tilde m = (I + B)^{-1} T^\top A^\top \Lambda V $$
 
-    where $w = T \tilde w$ has the prior covariance $T T^\top$ and $B = T^\top A^\top \Lambda A\, T$ (Ober & Aitchison 2021,
-    eq. 11). All eigenvalues of $I + B$ are at least 1, whatever the prior's scale, so the factorization is stable. All
+    Here $w = T \tilde w$ has the prior covariance $T T^\top$, and $B = T^\top A^\top \Lambda A\, T$ (Ober & Aitchison 2021,
+    equation 11). All eigenvalues of $I + B$ are at least 1, whatever the prior's scale, so the factorization is stable. All
     values, including draws, are in float64 if the device supports it.
     """
 
@@ -31,7 +31,7 @@ class Regression:
     failed: Tensor  # nonzero if a factorization failed, [*batch, G]; the other fields are then meaningless
 
     def draw(self, noise: Tensor) -> Tensor:
-        r"""$\tilde W = \tilde m + L^{-\top} \epsilon$ for standard normal noise $\epsilon$, [*batch, G, D, R]."""
+        r"""A draw $\tilde W = \tilde m + L^{-\top} \epsilon$ for standard normal noise $\epsilon$, [*batch, G, D, R]."""
         return self.mean + self.root.mT @ noise.to(self.mean.dtype)
 
     def closed_kl(self) -> Tensor:
@@ -54,13 +54,12 @@ class RegressionFactors:
     r"""The two matrices that determine G regressions. The regressions are solved in float64 if the device supports it.
 
     In float32, rounding loses the prior's term I in $I + B$ if $\lVert B \rVert$ exceeds about $10^4$. In float64, the term I is
-    preserved for norms up to $10^{12}$. The term I is also preserved for larger norms if only the units of the columns of B make
-    them large.
+    preserved for norms up to $10^{12}$. The term I is also preserved if a larger norm comes only from the units of B's columns.
 
     `careful` is a name for $I + B$ in warnings and errors, or `None`. If `careful` is given, a matrix that is not finite raises
-    an error. A matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are at least
-    1. After this replacement, no posterior variance exceeds the prior's variance. If `careful` is `None`, failures are only
-    marked in `failed`.
+    an error. A matrix that rounding has made indefinite is replaced by the nearest matrix whose eigenvalues are all 1 or larger.
+    After this replacement, no posterior variance exceeds the prior's variance. If `careful` is `None`, failures are only marked
+    in `failed`.
     """
 
     gram: Tensor  # B, [*batch, G, D, D]
@@ -113,7 +112,7 @@ def _floored_factor(precision: Tensor) -> Tensor:
 
 
 class _InverseFactor(Function):
-    r"""$K = L^{-1}$ and $\log\det L$ of $P = L L^\top$, with a gradient that takes three products.
+    r"""The inverse $K = L^{-1}$ and $\log\det L$, where $P = L L^\top$; the gradient takes three products.
 
     Let $\Phi$ take the lower triangle of a matrix and halve its diagonal. Then $dL = L\, \Phi(K\, dP\, K^\top)$, and
     therefore $dK = -\Phi(K\, dP\, K^\top) K$.

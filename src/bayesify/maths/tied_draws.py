@@ -81,7 +81,7 @@ class TiedPlan:
         self.gaps = torch.zeros(ALIGNMENT_NUMBERS, dtype=dtype, device=self.device)
 
     def _blocks(self, sizes: Sequence[Sequence[int]], block: int) -> Tensor:
-        """For each block of factors: the index of its matrix, 0 for row factors or 1 for column factors, and the block's index
+        """For each block of factors: the index of its matrix, its kind (0 for row factors, 1 for column factors), and its index
         among the blocks of this kind: [blocks, 3]."""
         found = [
             (at, side, number)

@@ -117,7 +117,7 @@ def positive_kernel(owners, table, base, to, BLOCK: tl.constexpr):
 def _by_rows(
     row, base, factors, slopes, to, one, rows, cols, k, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients with respect to factor k of the rows `one`."""
+    """Gradients with respect to factor k of the rows in `one`."""
     sums = tl.zeros([BLOCK, CHUNK], tl.float32)
     given = factors + tl.load(row + 18) + k
     for start in range(0, cols, CHUNK):
@@ -133,7 +133,7 @@ def _by_rows(
 def _by_cols(
     row, base, factors, slopes, to, one, rows, cols, k, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients with respect to factor k of the columns `one`."""
+    """Gradients with respect to factor k of the columns in `one`."""
     sums = tl.zeros([CHUNK, BLOCK], tl.float32)
     given = factors + tl.load(row + 17) + k
     for start in range(0, rows, CHUNK):
@@ -149,7 +149,7 @@ def _by_cols(
 def factor_kernel(
     owners, table, base, factors, slopes, to, RANK: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Gradients with respect to the factors, from the gradients with respect to the standard deviations.
+    """Gradients with respect to the factors, computed from the gradients with respect to the standard deviations.
 
     Each program takes a block of rows or columns.
     """

@@ -12,7 +12,7 @@ from bayesify.transforms import hadamard, hadamard_matrix
 
 
 def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
-    r"""$W x = s_1 \circ H (g \circ H (s_2 \circ x))$ without forming W, in O(D log D).
+    r"""The product $W x = s_1 \circ H (g \circ H (s_2 \circ x))$, computed without forming W, in O(D log D).
 
     Args:
         x: [..., D].
@@ -105,7 +105,7 @@ _INDICES: dict[tuple[int, torch.device], Tensor] = {}
 
 
 def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    r"""The map from g to W as a rotation followed by a scaling, $\operatorname{vec} W = L Q g$ (appendix B, eq. 6).
+    r"""The map from g to W as a rotation followed by a scaling, $\operatorname{vec} W = L Q g$ (appendix B, equation 6).
 
     vec stacks columns. $Q = [H \operatorname{diag}(h_i)]_i$ has orthonormal columns: it rotates the D dimensions of g into
     the $D^2$ dimensions of W. L is diagonal, with $s^{(2)}_i s^{(1)}$ for column i.
@@ -124,7 +124,7 @@ def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Factors $s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (eq. 7), found by alternating least squares.
+    r"""Factors $s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (equation 7), found by alternating least squares.
 
     Given two of $s_1$, $c$ and $s_2$, the best third factor has a closed form, so the distance never grows. The initial $s_1$ and
     $s_2$ have random signs, because the problem has many optima.

@@ -46,7 +46,7 @@ def reliability(predictive: ClassificationPredictive, y: Tensor, num_bins: Count
         num_bins: Number of bins K.
 
     Raises:
-        ValueError: If `num_bins` is below 1, or the labels do not fit the prediction.
+        ValueError: If `num_bins` is below 1, or if the labels do not fit the prediction.
     """
     labels = match_labels(predictive, y)
     confidence = predictive.confidence.flatten().double()

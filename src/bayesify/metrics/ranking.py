@@ -14,10 +14,10 @@ from bayesify.predictive import ClassificationPredictive, Predictive, Regression
 def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
     r"""Measures of uncertainty by name, one number per example, [B] each; a larger number means less certainty.
 
-    Classification: `max_probability` ($-\log$ of the most probable label's probability), `entropy` and `mutual_information`.
-    Each is summed over the labels or positions of an example. Regression: `epistemic` and `variance`, summed over outputs.
-    Values of `mutual_information` and `epistemic` below their rounding error count as 0, so that a model with a single draw is
-    equally certain everywhere.
+    A classification has `max_probability` ($-\log$ of the most probable label's probability), `entropy` and `mutual_information`.
+    Each measure is summed over the labels or positions of an example. A regression has `epistemic` and `variance`, summed over
+    outputs. Values of `mutual_information` and `epistemic` below their rounding error count as 0, so that a model with a single
+    draw is equally certain everywhere.
 
     Raises:
         TypeError: If `predictive` is neither a classification nor a regression.
@@ -49,8 +49,8 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
 
     The out-of-distribution examples are the positive class, and the uncertainty is the score. AUROC is the probability that a
     random out-of-distribution example is less certain than a random example of the training distribution (ties count half): 0.5
-    is chance, 1 is perfect. AUPR is the average precision; its chance level is the share of out-of-distribution examples. Both
-    are exact up to the final rounding.
+    is chance, 1 is perfect. AUPR is the average precision; its chance level is the share of out-of-distribution examples. AUROC
+    and AUPR are exact up to the final rounding.
 
     Args:
         inside: Prediction of examples from the training distribution.

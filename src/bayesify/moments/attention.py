@@ -34,7 +34,7 @@ def attend(
     """Means and variances of the outputs of attention, computed from the means and variances of queries, [B, ..., T, D], and of
     keys and values, [B, ..., J, D].
 
-    `share` is the correlation between the positions of the values, [B]. The mask is added to the scores. The four results are the
+    `share` [B] is the correlation of the values between positions. The mask is added to the scores. The four results are the
     outputs' means, [B, ..., T, D]; the outputs' variances, [B, ..., T, D]; the attention, [B, ..., T, J]; and the
     attention-weighted variance of the scores, [B, ..., T, 1].
     """
@@ -87,7 +87,7 @@ def _attend(
 
 
 def _shift(scale: float, attention: Tensor, variance: Tensor, query_spread: Tensor | None, key: Tensor) -> Tensor:
-    r"""Second-order change of the mean attention that noise in the scores causes, [..., T, J].
+    r"""Second-order change of the mean attention due to noise in the scores, [..., T, J].
 
     With the covariance $\Sigma$ of a query's scores, the change is $\frac12 A_j\,(\Sigma_{jj} - 2 (\Sigma A)_j - \sum_k A_k
     \Sigma_{kk} + 2 A^\top \Sigma A)$. The noise of the query is common to all keys; the noise of different keys is independent.

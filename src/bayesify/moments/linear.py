@@ -75,11 +75,11 @@ def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    r"""Correlation between positions of the noise that shared weights cause: at neighboring positions, and on average at any two
-    positions. The correlation at positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum for
-    p = q: [2, B].
+    r"""Correlation, between positions, of the noise that shared weights cause: for neighboring positions, and on average for any
+    two positions. The correlation at positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum
+    for p = q: [2, B].
 
-    `weight` is the variance of the weights of each input channel, summed over outputs, [I].
+    `weight` [I] is the variance of each input channel's weights, summed over outputs.
     """
     constant = mean.new_zeros(()) if bias is None else bias.sum()
     if weight is None:
@@ -132,7 +132,7 @@ def _mapped(
 
 @Moments.rule(F.linear)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Moments:
-    r"""$y = W h + b$ with variance $\sum_j V_{ij} (m_j^2 + v_j) + \sum_j M_{ij}^2 v_j + V_{b,i}$, exact for independent
+    r"""Rule for $y = W h + b$, with variance $\sum_j V_{ij} (m_j^2 + v_j) + \sum_j M_{ij}^2 v_j + V_{b,i}$; exact for independent
     channels."""
     use(weight)
     use(bias)
@@ -276,7 +276,7 @@ def _patches(maps: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any
 
 
 def _seen(variance: Tensor, weight: Tensor, convolve: Callable[..., Tensor], geometry: Any) -> Tensor:
-    r"""Approximation of $\sum_c (\sum_k M_{ck} s_{ck})^2$, the variance that weights M pass on from inputs with standard
+    r"""Approximation of the variance $\sum_c (\sum_k M_{ck} s_{ck})^2$ that weights M pass on from inputs with standard
     deviations s, if the K positions of a kernel are fully correlated. The approximation avoids one product per channel.
 
     In $\sum_k M_k s_k = K \bar M \bar s + \sum_k (M_k - \bar M)(s_k - \bar s)$, the terms of the last sum are treated as if they

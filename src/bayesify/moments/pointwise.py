@@ -29,8 +29,7 @@ Found = tuple[Tensor, Tensor, Tensor]
 
 
 def of_root(root: Value, function: Callable[[Tensor], Tensor], found: Found, affine: bool) -> Moments:
-    """The units that result if a function is applied to other units. `found` contains the mean, the variance and the gain of the
-    result."""
+    """The result of applying a function to units. `found` contains the mean, the variance and the gain of the result."""
     mean, variance, gain = found
     # If the inputs at two positions have correlation r, the nonlinear parts have a correlation of about r^2 (second Hermite
     # polynomial).

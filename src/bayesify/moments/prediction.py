@@ -85,7 +85,8 @@ def _weights(
     network: nn.Module, posteriors: Iterable[Posterior], layout: NetworkLayout
 ) -> tuple[Weights, tuple[dict[Any, Any], ...]]:
     """For each weight name, the mean and the variance; a variance of 0 is `None`. The second result is one cache per posterior,
-    valid until the posterior's parameters change; `_Network` stores in it whether approximations are accurate enough."""
+    in which `_Network` stores whether approximations are accurate enough; a cache is valid until its posterior's parameters
+    change."""
     means: dict[str, Tensor] = {}
     spreads: dict[str, Tensor] = {}
     decisions: list[dict[Any, Any]] = []
@@ -261,7 +262,7 @@ def _rows(outputs: Tensor) -> Tensor:
 
 
 def _flat(value: Value, chosen: list[int] | None = None) -> Node:
-    """Node of the graph of responses that holds all outputs, or the chosen outputs, reshaped to [B, O]."""
+    """Node, in the graph of responses, that holds all outputs or the chosen outputs, reshaped to [B, O]."""
     if value.mean.ndim == 2 and chosen is None:
         return value.node
     size = value.mean[0].numel() if chosen is None else len(chosen)
@@ -299,10 +300,10 @@ def _layer(network: nn.Module, error: BaseException) -> str:
 
 @lru_cache(maxsize=16)
 def _rule(size: int) -> Tensor:
-    r"""Points whose first three moments are those of a standard normal vector, [n, size].
+    r"""Points [n, size] whose first three moments are those of a standard normal vector.
 
-    The points are $\pm\sqrt{O}$ along the axes of a randomly rotated coordinate system, which is the spherical cubature of degree
-    3. In fewer than 8 dimensions, the points are 32 whitened points of a Sobol sequence.
+    The points are $\pm\sqrt{O}$ along the axes of a randomly rotated coordinate system (the spherical cubature of degree 3). In
+    fewer than 8 dimensions, the points are 32 whitened points of a Sobol sequence.
     """
     generator = torch.Generator().manual_seed(0)
     if size >= 8:
@@ -316,7 +317,7 @@ def _rule(size: int) -> Tensor:
 
 
 def _points(gaussian: OutputGaussian) -> Tensor:
-    """Points of an integration rule for the Gaussian distribution of the outputs, [n, B, ...]."""
+    """Points [n, B, ...] of an integration rule for the Gaussian distribution of the outputs."""
     mean, spread = gaussian.mean, gaussian.covariance
     if spread.ndim == 2:
         half = torch.randn(16, spread.shape[1], generator=torch.Generator().manual_seed(0)).to(mean)

@@ -1,10 +1,9 @@
 r"""Linear responses of the outputs to each source of noise, and the covariance that is computed from them.
 
 Every random value y has a `Node`, which describes a small change of y as a linear map of the changes of its parent values plus
-its own noise, $\delta y = \sum_k A_k\,\delta h_k + \xi$. The covariance of an example's outputs is the sum
-$\sum_l J_l \Sigma_l J_l^\top$ over all noise sources, where the J are found by reverse differentiation of these maps.
-This covariance is correct even if a value is combined with itself, if positions share a kernel, or if tokens share a
-row of an embedding.
+its own noise, $\delta y = \sum_k A_k\,\delta h_k + \xi$. The covariance of an example's outputs is the sum $\sum_l J_l \Sigma_l
+J_l^\top$ over all noise sources; reverse differentiation of these maps gives the matrices J. This covariance is correct even if a
+value is combined with itself, if positions share a kernel, or if tokens share a row of an embedding.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class Noise(Protocol):
 
     @property
     def num_sure(self) -> int:
-        """Number of tensors, at the start of the list `features`, that do not depend on an estimated correlation between
+        """Number of leading tensors in the list from `features` that do not depend on an estimated correlation between
         positions."""
 
     @property
@@ -40,7 +39,8 @@ class Noise(Protocol):
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """A list of tensors [B, F]. Their squared entries add up to the variance of the sum of slope times noise over all units.
+        """A list of tensors [B, F]. Their squared entries add up to the variance of the sum, over all units, of slope times
+        noise.
 
         The slopes have the units' shape.
         """
@@ -218,7 +218,8 @@ class Plan:
     """The nodes that are differentiated, from the last to the first, and the noise of each node.
 
     `outputs` is the number of outputs to differentiate. The walk over the nodes stops before it exceeds the budget of
-    multiplications. It stops at a value whose total noise is known and through which the noise of all remaining nodes passes.
+    multiplications. The walk stops at a value whose total noise is known and through which the noise of all remaining nodes
+    passes.
     """
 
     def __init__(self, node: Node, outputs: int, budget: float = math.inf) -> None:
@@ -288,7 +289,7 @@ def covariance(plan: Plan, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def variances(plan: Plan, like: Tensor, pairs: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Three results: the variance of each unit, [B, O]; the nonlinear part of this variance, [B, O]; and the covariance of unit i
-    with unit i + `pairs`, [B, O - pairs]. With `pairs` 0, no covariances are computed. The tensor `like` is [B, O].
+    with unit i + `pairs`, [B, O - pairs]. If `pairs` is 0, no covariances are computed. The tensor `like` is [B, O].
     """
     found, bent, crossed, first = [], [], [], []
     zero = like.new_zeros(len(like))

@@ -37,7 +37,7 @@ from bayesify.moments.tensors import (
 
 
 def _both(x: Moments, y: Moments) -> tuple[Value, Value]:
-    """The units of two operands. One of them may be a weight."""
+    """The units of two operands. One operand may be a weight."""
     known = next((part.value_ for part in (x, y) if part.value_ is not None), None)
     if known is None:
         return value_of(x), value_of(y)
@@ -83,8 +83,8 @@ def _stretched(value: Value, mean: Tensor, factor: Any, push: Callable[[Tensor],
 
 @Moments.rule(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.add_, Tensor.__iadd__)
 def _add(x: Any, y: Any, *, alpha: float = 1) -> Moments:
-    """The sum of two operands. When its variance is computed, the outputs of different layers are treated as
-    independent, even in a residual connection."""
+    """The sum of two operands. For the variance of the sum, the outputs of different layers are treated as independent, even in a
+    residual connection."""
     if isinstance(x, Moments) and isinstance(y, Moments):
         return _sum(*_both(x, y), alpha)
     if isinstance(x, Moments):
@@ -358,8 +358,8 @@ def _most_alike_first(mean: Tensor, std: Tensor, share: Tensor) -> tuple[Tensor,
     """The same as `_largest_of`, but each pair of the K positions has its own correlation.
 
     Repeatedly, the two positions with the highest correlation are replaced by their maximum, until one position is left. In
-    another order, the maximum of a and b and the maximum of copies of a and b could be treated as different numbers. Means and
-    standard deviations are [..., K], and correlations are [..., K, K].
+    another order, max(a, b) and the maximum of copies of a and b could be treated as different numbers. Means and standard
+    deviations are [..., K], and correlations are [..., K, K].
     """
     shape, count = mean.shape[:-1], mean.shape[-1]
     mean, std = mean.flatten(0, -2), std.flatten(0, -2)

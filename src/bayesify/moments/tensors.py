@@ -46,9 +46,9 @@ class Pass:
 class Value:
     r"""Random units, and the sources of their noise.
 
-    Channels are treated as independent. When the variances of functions of these units are computed, all pairs of positions of a
-    channel are assumed to have the same correlation within an example. The covariance of the outputs does not need this
-    approximation (see `responses`).
+    Channels are treated as independent. For the variances of functions of these units, all pairs of a channel's positions are
+    assumed to have the same correlation within an example. The covariance of the outputs does not need this approximation (see
+    `responses`).
 
     `channels` gives the kind of each axis: -1 for the batch, 0 for positions, and n > 0 for channels of n consecutive positions
     each. If these units are a nondecreasing function of other units, `before` holds those units and the function, so that maximum
@@ -362,8 +362,8 @@ def _back(flat: Tensor, value: Value) -> Tensor:
 
 
 def settled_pair(x: Value, y: Value) -> tuple[Value, Value, Tensor] | None:
-    """The two given values, now with known variances, and the covariance of each unit of the first with the same unit of the
-    second. The result is `None` if there are too many units to compute the variances one by one."""
+    """The two given values, now with known variances, and the covariance of each unit of the first value with the same unit of
+    the second value. The result is `None` if there are too many units to compute the variances one by one."""
     found = _settle(x, y)
     if found is None:
         return None
@@ -528,7 +528,7 @@ def _longer(part: Tensor, rows: int) -> Tensor:
 
 
 def use(weight: Any) -> None:
-    """Record that a weight is used. Raises `NoRule` if it was used before, because the two uses are not independent."""
+    """Record that a weight is used. Raises `NoRule` if the weight was used before, because the two uses are not independent."""
     if isinstance(weight, Moments) and weight.pass_ is not None:
         if weight.name_ in weight.pass_.used:
             raise NoRule(f"{weight.name_} is used more than once in a pass, so the uses are not independent")
