@@ -11,7 +11,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,8 +21,20 @@ from bayesify_papers.shared.published import published
 from bayesify_papers.shared.scores import standard_error
 
 from tools.markdown import table as markdown_table
-from tools.paper_claims import verdict
-from tools.paper_claims.rankings import Comparison, Key, Ranking, counted, fits, told
+from tools.paper_claims import facts, verdict
+from tools.paper_claims.page import claims_page
+from tools.paper_claims.rankings import (
+    Comparison,
+    Key,
+    Ranking,
+    Words,
+    brief_number,
+    counted,
+    fits,
+    in_brief,
+    share,
+    told,
+)
 from tools.paper_claims.reading import prose
 
 ROOT = Path(__file__).parents[1]
@@ -57,35 +68,6 @@ remark gives the command of the first cell. The claims of the papers have [their
 `python -m tools.every_table` writes this page from `papers/tables.json`. For each result, `tables.json` gives the command, the
 date, the hardware and the number of seeds. `bayesify reproduce --status` prints a summary of `tables.json`.
 """
-CLAIMS_INTRO = """# Claims of the papers
-
-*For readers who want to know which claims of the papers hold in our runs.*
-
-Most claims of a paper are rankings: one system is better than another. This page lists the rankings that five papers state in
-their texts, captions and tables. This page also lists findings that the papers show in figures. Each claim has a verdict from our
-stored results:
-
-- **not shown**: our numbers contradict the claim. The text after *Why* gives the known or probable cause, and often the cheapest
-  run that would test this cause.
-- **untested**: we did not run an experiment that could decide the claim, or we ran only some of the systems.
-- **shown**: our numbers agree with the claim in the named setting. Many of these claims were checked with a single seed. We did
-  not test for significance.
-
-How a ranking is judged:
-
-- We compare stored means. A comparison holds if the first number is strictly better than the second number. If a claim names a
-  margin, the comparison also holds if the first number is worse by at most this margin.
-- If only some comparisons of a claim hold, the failing comparisons are marked "(fails)".
-- A claim is shown if all its comparisons hold. If a claim says "most", more than half of its comparisons must hold.
-- If a paper says "similar" or "slightly", we chose the margin or the share.
-- If the paper prints numbers, the same rule judges the paper's own numbers.
-
-Parentheses after a claim, or italics below a claim, name our setting. If our setting is not the paper's setting, the verdict
-"shown" is limited to our setting.
-
-`python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. This program computes
-verdicts and numbers. The sentences after *Why* are written by hand.
-"""
 MAX_COLUMNS = 6
 """Largest number of columns of a table on the page. Wider tables are transposed unless they have more rows than columns."""
 
@@ -100,7 +82,7 @@ def main() -> None:
     """Write the file, and the pages from it."""
     FILE.write_text(text(content()))
     PAGE.write_text(page(status.load()))
-    CLAIMS_PAGE.write_text(claims_page(status.load()))
+    CLAIMS_PAGE.write_text(claims_page(status.load(), above_claims()))
 
 
 def text(content: Mapping[str, list[Cell]]) -> str:
@@ -133,12 +115,13 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
     if "ranking" not in figure:
         shown, numbers = verdict(figure, ROOT)
         cause = figure.get("cause") if shown is False else None
+        place = {"title": figure.get("title", figure["claim"]), "setting": figure.get("setting")}
         facts = {"shown": shown, "printed": None, "command": figure["command"], "reason": prose(numbers)}
-        return [{**entry, **facts, "cause": cause}]
+        return [{**entry, **place, **facts, "brief": None, "cause": cause}]
     found = []
     for name, changes in figure["on"].items():
         table, ranking = grids[name], Ranking(**{"when": {}, **figure["ranking"], **changes.get("ranking", {})})
-        shown, printed, sentences = ranked(ranking, table)
+        shown, printed, sentences, brief = ranked(ranking, table)
         given = {**figure, **changes}
         if shown is None and "not_run" in given:
             sentences.append(given["not_run"])
@@ -147,58 +130,81 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
             {
                 **entry,
                 "claim": f"{entry['claim']} ({about})" if about else entry["claim"],
+                "title": given.get("title", given["claim"]),
+                "setting": given.get("setting", table.get("label")),
                 "shown": shown,
                 "printed": printed,
                 "command": given.get("command", table.get("claim_command", "")),
                 "reason": prose(*sentences),
+                "brief": {**brief, "remark": given.get("not_run")},
                 "cause": given.get("cause") if shown is False else None,
             }
         )
     return found
 
 
-def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, bool | None, list[str]]:
-    """Whether our numbers of a table show a ranking, whether the published numbers do, and sentences of our numbers."""
-    fixed = table.get("fixed", {})
-    axes, more = [*table["axes"], *fixed], tuple(fixed.values())
-    every = ours_of(table)
-    rows = {key: _both(table, every, key)[0] for key in every}
-    mine, usual = ({(*key, *more): float(row["ours"]) for key, row in some.items()} for some in (rows, every))
+def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, bool | None, list[str], dict[str, Any]]:
+    """Whether our numbers of a table show a ranking, whether the published numbers do, sentences of our numbers, and a brief."""
+    axes, more = _all_axes(table)
+    rows, every = _judged(table), ours_of(table)
+    mine = {key: float(row["ours"]) for key, row in rows.items()}
+    usual = {(*key, *more): float(row["ours"]) for key, row in every.items()}
     theirs = {(*key, *more): value for key, value in _corrected(table).items()} if "path" in table else {}
 
     def words(axis: str, value: str) -> str:
         text = _place(table, axis, value)
         return text.removeprefix("with ") if axis == ranking.axis else text
 
-    def pairs(numbers: Mapping[Key, float]) -> list[Comparison]:
+    def short(axis: str, value: str) -> str:
+        return f"with {_short(table, axis, value)}" if axis == "network" != ranking.axis else words(axis, value)
+
+    def pairs(numbers: Mapping[Key, float], words: Words = words) -> list[Comparison]:
         return ranking.compare(numbers, axes, _more_is_better, words)
 
-    about = {
-        key: row
-        for key, row in rows.items()
-        if fits(ranking.when, dict(zip(axes, (*key, *more), strict=True)))
-        and key[axes.index(ranking.axis)] in (*ranking.above, *ranking.below)
-    }
-    runs = sorted({row["runs"] for row in about.values()})
-    spread = f"{' to '.join(map(str, dict.fromkeys((runs[0], runs[-1]))))}" if runs else ""
-    kind = table.get("runs_are", "seeds")
-    counts = f"{spread} {kind.removesuffix('s') if spread == '1' else kind}{' each' * (len(runs) > 1)}" if kind else ""
-    shown, text = told(ranking, pairs(mine), ranking.missing(mine, axes, words), counts)
+    about = {key: row for key, row in rows.items() if ranking.uses(key, axes)}
+    runs = _runs(table, about.values(), " each")
+    missing = ranking.missing(mine, axes, words)
+    shown, text = told(ranking, pairs(mine), missing, runs)
+    sizes = any("(M=128)" in name for name in missing)
+    names = sorted(name if sizes else name.removesuffix(" (M=64)") for name in missing)
+    brief: dict[str, Any] = {**in_brief(pairs(mine, short), names), "other": None, "paper": None}
     if "rank_other" in table and (others := pairs(usual)):
         text.append(f"{table['rank_other']}, {counted(others).lower()}")
+        brief["other"] = [table["rank_brief"], share(others)]
     if printed := pairs(theirs):
         judged = "show" if ranking.holds(printed) else "do not show"
         ran = pairs({key: theirs[key] for key in mine if key in theirs})
-        part = f", among them {sum(one.holds for one in ran)} of the {len(ran)} comparisons that we ran"
-        text.append(
-            f"The paper's own numbers {judged} the claim: {counted(printed).lower()}"
-            f"{part if 0 < len(ran) < len(printed) and not all(one.holds for one in printed) else ''}"
-        )
+        partly = 0 < len(ran) < len(printed) and not all(one.holds for one in printed)
+        holding = sum(one.holds for one in ran)
+        part = f", among them {holding} of the {len(ran)} comparisons that we ran" if partly else ""
+        text.append(f"The paper's own numbers {judged} the claim: {counted(printed).lower()}{part}")
+        short_of_it = not ranking.holds(printed) and any(one.holds for one in printed)
+        brief["paper"] = f"{'only ' if short_of_it else ''}{share(printed)}"
+        brief["paper"] += f" ({holding} of the {len(ran)} that we ran)" if partly else ""
     recipes: dict[str, list[str]] = {}
     for key, row in about.items():
         if "recipe" in row:
             recipes.setdefault(row["recipe"], []).append(words(ranking.axis, key[axes.index(ranking.axis)]))
-    return shown, ranking.holds(printed), text + _training(recipes) if shown is not None else text
+    return shown, ranking.holds(printed), text + _training(recipes) if shown is not None else text, brief
+
+
+def _all_axes(table: Mapping[str, Any]) -> tuple[list[str], Key]:
+    """Names of the axes of a table with its fixed ones, and the values of the fixed ones."""
+    fixed = table.get("fixed", {})
+    return [*table["axes"], *fixed], tuple(fixed.values())
+
+
+def _judged(table: Mapping[str, Any]) -> dict[Key, Cell]:
+    """Our rows that rankings are judged by, by the values of all axes of a table."""
+    every, (_, more) = ours_of(table), _all_axes(table)
+    return {(*key, *more): _both(table, every, key)[0] for key in every}
+
+
+def _runs(table: Mapping[str, Any], rows: Iterable[Cell], each: str = "") -> str:
+    """Numbers of seeds or splits of rows in words; empty if the table has none."""
+    runs, kind = sorted({row["runs"] for row in rows}), table.get("runs_are", "seeds")
+    spread = " to ".join(map(str, dict.fromkeys((runs[0], runs[-1])))) if runs else ""
+    return f"{spread} {kind.removesuffix('s') if spread == '1' else kind}{each * (len(runs) > 1)}" if kind else ""
 
 
 def _training(recipes: Mapping[str, list[str]]) -> list[str]:
@@ -486,6 +492,105 @@ def _rows(read: Any, path: Path, name: str) -> list[Cell]:
         return rows
 
 
+# -- numbers of the claims ----------------------------------------------------------------------------------------------
+
+
+def above_claims() -> dict[tuple[str, str], str]:
+    """Text above the claims of each paper and experiment: settings, and the numbers that the claims compare."""
+    listed = tomllib.loads(TABLES.read_text())
+    grids = {one["id"]: one for one in (*listed["tables"], *listed["problems"]) if "id" in one}
+    found = {}
+    for block in listed["experiments"]:
+        parts = [_settings(grids, block["settings"])] if "settings" in block else []
+        if "about" in block:
+            parts.insert(0, block["about"])
+        if "facts" in block:
+            parts.append(facts(block, ROOT))
+        parts += [_scores(one, grids, listed["figures"]) for one in block.get("scores", ())]
+        found[block["paper"], block.get("experiment", "")] = "\n\n".join(parts)
+    return found
+
+
+def _settings(grids: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> str:
+    """A list of settings that claims name, with their training."""
+    lines = []
+    for name in names:
+        table = grids[name]
+        recipes: dict[str, list[str]] = {}
+        for key, row in _judged(table).items():
+            if "recipe" in row and key[0] in table["labels"]:
+                recipes.setdefault(row["recipe"], []).append(_short(table, "system", key[0]))
+        common, *own = _training(recipes) or [""]
+        parts = [common.partition(": ")[2], *(one.removeprefix("Training of ").replace(":", "") for one in own)]
+        training = f" Training: {'; '.join(parts)}." if common else ""
+        lines.append(f"- **{_capital(table['label'])}**: {table['about'].partition(', ')[0]}.{training}")
+    return "\n".join(lines)
+
+
+def _scores(block: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]], figures: Iterable[Any]) -> str:
+    """A table of the numbers of ours that rankings compare.
+
+    Args:
+        block: `on`: tables of the numbers; `down`, `across`: axes of the rows and of the columns; `when`: settings of the numbers;
+            `title`: title with {runs} for the number of seeds or splits.
+        grids: All tables by their ids.
+        figures: All claims.
+    """
+    lines: dict[Key, dict[str, str]] = {}
+    runs: dict[Key, set[int]] = {}
+    figures = [one for one in figures if "ranking" in one]
+    for name in block["on"]:
+        table, (axes, _) = grids[name], _all_axes(grids[name])
+        rankings = [
+            Ranking(**{"when": {}, **one["ranking"], **one["on"][name].get("ranking", {})})
+            for one in figures
+            if name in one["on"]
+        ]
+        for key, row in _judged(table).items():
+            setting = dict(zip(axes, key, strict=True))
+            if not fits(block.get("when", {}), setting) or not any(one.uses(key, axes) for one in rankings):
+                continue
+            place = tuple(
+                table["label"] if axis == "network" and axis not in axes else _short(table, axis, setting[axis])
+                for axis in block["down"]
+            )
+            across = " ".join(_short(table, axis, setting[axis]) for axis in block["across"])
+            lines.setdefault(place, {})[across] = brief_number(row["ours"])
+            runs.setdefault(place, set()).add(row["runs"])
+    heads = list(dict.fromkeys(across for own in lines.values() for across in own))
+    every = sorted({one for own in runs.values() for one in own})
+    told = len(every) > 1 and all(len(own) == 1 for own in runs.values())
+    first = [block.get("names", {}).get(axis, axis) for axis in block["down"]]
+    seen = [list(dict.fromkeys(place[at] for place in lines)) for at in range(len(first))]
+    rows, above = [], tuple("" for _ in first)
+    for place in sorted(lines, key=lambda place: [_rank(name, names) for name, names in zip(place, seen, strict=True)]):
+        shared = next((at for at, (one, other) in enumerate(zip(place, above, strict=True)) if one != other), 0)
+        count = [str(*runs[place])] if told else []
+        rows.append([*([""] * shared), *place[shared:], *count, *(lines[place].get(head, "") for head in heads)])
+        above = place
+    spread = " to ".join(map(str, dict.fromkeys((every[0], every[-1]))))
+    header = [*first, *(["seeds"] if told else []), *heads]
+    return f"{block['title'].format(runs=spread)}\n\n{markdown_table(header, rows)}"
+
+
+def _rank(name: str, names: list[str]) -> int:
+    """Order of a row: numbers by their size, and other names in the order of the results."""
+    return int(name) if name.isdigit() else names.index(name)
+
+
+def _short(table: Mapping[str, Any], axis: str, value: str) -> str:
+    """Name of the value of an axis in a table of numbers."""
+    if axis == "metric":
+        return METRICS.get(value, value.replace("_", " "))
+    if axis == "network":
+        return value.replace("x", " x ")
+    return str((DATASETS | table.get("labels", {})).get(value, value.replace("_", " "))).partition(" (")[0]
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
 # -- the page -----------------------------------------------------------------------------------------------------------
 
 
@@ -615,57 +720,6 @@ def _text(cell: Cell) -> str:
     other = "" if cell["ours_other"] is None else f" / {cell['ours_other']:,.{digits}f}"
     mark = "**" if cell["met"] else ""
     return f"{mark}{ours}{mark}{'≈' if cell['agrees'] else ''}{other} ({paper})"
-
-
-def claims_page(content: Mapping[str, list[Cell]]) -> str:
-    """The page of claims. Claims that are not shown come first."""
-    parts, own = [CLAIMS_INTRO], content["figures"]
-    header = ["paper", *(word for word in status.VERDICTS.values()), "all"]
-    lines = [
-        [
-            PAPERS[paper],
-            *(str(sum(one["shown"] is shown for one in mine)) for shown in status.VERDICTS),
-            str(len(mine)),
-        ]
-        for paper in PAPERS
-        if (mine := [one for one in own if one["paper"] == paper])
-    ]
-    totals = [str(sum(one["shown"] is shown for one in own)) for shown in status.VERDICTS]
-    parts.append(markdown_table(header, [*lines, ["all", *totals, str(len(own))]]) + "\n")
-    for shown, word in status.VERDICTS.items():
-        parts.append(f"## {word.capitalize()}\n")
-        for paper, title in PAPERS.items():
-            mine = [one for one in own if one["paper"] == paper and one["shown"] is shown]
-            if mine:
-                parts += [f"### {title}: {paper.replace('-', ' ')}, {word}\n", *_listed(mine)]
-    return "\n".join(parts)
-
-
-def _listed(claims: list[Cell]) -> list[str]:
-    """Items of a list. Claims that differ only in their setting share an item, with one item below it per setting."""
-    items = []
-    for (base, figure), group in groupby(claims, key=lambda one: (_setting_apart(one["claim"])[0], one["figure"])):
-        own = list(group)
-        if len(own) == 1:
-            items.append(f"- **{_capital(own[0]['claim'])}** ({figure}). {_told(own[0])}\n")
-            continue
-        below = [f"    - *{_capital(_setting_apart(one['claim'])[1])}.* {_told(one)}\n" for one in own]
-        items.append("\n".join([f"- **{_capital(base)}** ({figure})\n", *below]))
-    return items
-
-
-def _setting_apart(claim: str) -> tuple[str, str]:
-    """A claim without its setting, and the setting, which `claims` put in parentheses at the end."""
-    base, _, setting = claim.removesuffix(")").rpartition(" (")
-    return (base, setting) if base and claim.endswith(")") else (claim, "")
-
-
-def _told(one: Cell) -> str:
-    return f"{one['reason']} *Why:* {one['cause']}" if one["cause"] else str(one["reason"])
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
 
 
 if __name__ == "__main__":

@@ -24,10 +24,13 @@ cells, one for every published number of the compared tables:
 figures, one for every claim of a paper: a ranking in its tables or text, or a finding that it shows in a figure without numbers:
 
     paper, experiment, figure, claim
+    title, setting                 the claim as the page of claims prints it, which several entries may share, and its setting there
     shown                          whether our results show it; null if no run can decide
     printed                        whether the paper's own printed numbers show it; null if it prints none
     command
     reason                         the numbers behind the verdict, or why there are none
+    brief                          of a ranking: `ours`, the comparisons that hold; `fails`, where others fail; `not_run`, systems;
+                                   `other`, comparisons that hold with other numbers of ours; `paper`, with the paper's; `remark`
     cause                          if the claim is not shown: known causes, and the cheapest run that would decide; otherwise null
 """
 

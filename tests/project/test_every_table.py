@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -19,19 +20,21 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from tools import every_table as tables
 from tools.paper_claims import verdict
+from tools.paper_claims.rankings import Comparison, in_brief
 
 ROOT = Path(__file__).parents[2]
 CONTENT = status.load()
 CELL = """paper experiment table row column published published_spread spread_is digits exact corrected correction misprint ours
 ours_spread ours_other other_is seeds better corrupted repeated met agrees command date hardware seconds reason note training"""
-FIGURE = "paper experiment figure claim shown printed command reason cause"
+FIGURE = "paper experiment figure claim title setting shown printed command reason brief cause"
 
 
 def test_file_and_page_are_up_to_date():
     made = tables.content()
     assert tables.text(made) == tables.FILE.read_text(), "run python -m tools.every_table"
     assert tables.page(CONTENT) == tables.PAGE.read_text(), "run python -m tools.every_table"
-    assert tables.claims_page(CONTENT) == tables.CLAIMS_PAGE.read_text(), "run python -m tools.every_table"
+    claims = tables.claims_page(CONTENT, tables.above_claims())
+    assert claims == tables.CLAIMS_PAGE.read_text(), "run python -m tools.every_table"
 
 
 def test_entries_have_all_fields():
@@ -296,6 +299,44 @@ def test_rankings_follow_the_numbers(monkeypatch):
     assert {claim: after[claim] for claim in strict if claim in after} == dict.fromkeys(strict, False)
     monkeypatch.undo()
     assert {one["shown"] for one in judged(monkeypatch, lambda rows: {})} == {None}
+
+
+def test_page_has_every_verdict():
+    """The verdicts on the page, read back from its lines, are those of the file."""
+    text, found = tables.CLAIMS_PAGE.read_text().split("\n## ", 1)[1], []
+    for item in re.split(r"^- (?=\*\*)", text, flags=re.M)[1:]:
+        own = [one for one in CONTENT["figures"] if f"**{one['title'][0].upper()}{one['title'][1:]}** (" in item]
+        lines = re.findall(r"\*(Not shown|Untested|Shown)(?:\.\*|\* for (.*?): )", item)
+        rows = re.findall(r"^    \| (.*?) \| (not shown|untested|shown) \|", item, re.M)
+        for word, place in [*lines, *((word, place) for place, word in rows)]:
+            names = sorted({one["setting"] for one in own if one["setting"]}, key=len, reverse=True) if place else []
+            count = sum(bool(place := place.replace(name, "#", 1)) for name in names if name in place)
+            assert not place or re.fullmatch(r"#(, #)*( and #)?", place), place
+            found += [word.lower()] * max(count, 1)
+    assert Counter(found) == Counter(status.VERDICTS[one["shown"]] for one in CONTENT["figures"])
+
+
+def test_failing_comparisons_are_told():
+    """Failing comparisons are joined by system, metric and place; what all comparisons share is left out."""
+
+    def compared(winner, loser, metric, place, holds):
+        return Comparison(metric, place, winner, loser, 1.0, 2.0, holds)
+
+    severities = [f"at severity {one}" for one in range(1, 6)]
+    one = [compared("A", "B", "ECE", place, holds) for place, holds in zip(severities, (0, 1, 0, 0, 0), strict=True)]
+    assert in_brief(one, []) == {"ours": "1 of 5", "fails": "at severities 1, 3, 4 and 5", "not_run": None}
+    some = [
+        compared("A", loser, "ECE", place, loser == "D" or place[-1] == "5") for loser in "BCD" for place in severities
+    ]
+    assert in_brief(some, ["E", "F"]) == {
+        "ours": "7 of 15",
+        "fails": "against B and C at severities 1 to 4",
+        "not_run": "E or F",
+    }
+    two = [compared("A", "B", metric, f"on {name}", name == "x") for metric in ("AUROC", "AUPR") for name in "xyz"]
+    assert in_brief(two, [])["fails"] == "in AUROC and AUPR on y and z"
+    assert in_brief(one[:1], [])["fails"] is None
+    assert in_brief([], ["E"]) == {"ours": None, "fails": None, "not_run": "E"}
 
 
 def test_checks_follow_the_files(tmp_path, monkeypatch):

@@ -31,3 +31,10 @@ def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
         return None, figure.get("not_run", missing_file)
     shown, numbers = found
     return shown, f"{numbers}. {figure['note']}" if "note" in figure else numbers
+
+
+def facts(block: Mapping[str, Any], root: Path) -> str:
+    """Numbers that several claims of an experiment share, as Markdown; `facts` of the entry names the function."""
+    paper = block["paper"].replace("-", "_")
+    text: str = getattr(import_module(f"{__name__}.{paper}"), block["facts"])(root / "papers" / "results" / paper)
+    return text

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.paper_claims.reading import Verdict, at, listed, read
+from tools.markdown import table
+from tools.paper_claims.reading import NAMES, Verdict, listed, read
 
 TOY_RUNS = {
     "prior variance 10, learning rate 1e-2, 400 steps (five seeds)": "toy.json",
@@ -25,27 +26,54 @@ def _toy(folder: Path, problem: str, key: str, over: Callable[[Iterable[float]],
     }
 
 
-def _each_toy(found: Mapping[str, Mapping[str, float]], digits: int = 1) -> str:
-    return ". ".join(f"With {setting}: {listed(own, digits)}" for setting, own in found.items())
+def _each_toy(columns: Mapping[str, tuple[Mapping[str, Mapping[str, float]], int]]) -> str:
+    """A table of numbers by setting. Each column has the numbers of all methods, with their number of decimals."""
+    methods = list(next(iter(next(iter(columns.values()))[0].values())))
+    header = ["setting", *(f"{title}: {NAMES.get(name, name)}" for title in columns for name in methods)]
+    rows = [
+        [setting, *(f"{found[setting][name]:.{digits}f}" for found, digits in columns.values() for name in methods)]
+        for setting in TOY_RUNS
+    ]
+    return table(header, rows)
 
 
-SNELSON_RATIO = (
-    "On Snelson's points, we divide the std two data widths away from the data by the std at the data, and take the smallest ratio "
-    "over seeds."
-)
+def snelson_numbers(folder: Path) -> str:
+    """Ratios and errors on Snelson's points."""
+    ratio, rmse = (_toy(folder, "snelson", key, over) for key, over in (("ratio", min), ("rmse", statistics.fmean)))
+    return (
+        "The ratio is the standard deviation two data widths away from the data, divided by the standard deviation at the data "
+        f"(smallest ratio over seeds). The RMSE is a mean over seeds.\n\n{_each_toy({'ratio': (ratio, 1), 'RMSE': (rmse, 2)})}"
+    )
+
+
+def moons_numbers(folder: Path) -> str:
+    """Entropies at the moons and away from them, and the rules of the claims."""
+    inside, outside, share = (
+        _toy(folder, "two_moons", key, statistics.fmean) for key in ("inside", "outside", "uncertain")
+    )
+    shares = {setting: {name: 100 * one for name, one in own.items()} for setting, own in share.items()}
+    return (
+        "The table has the mean entropy in nats at the moons and on a ring two data widths away. The largest possible entropy is "
+        f"{math.log(2):.2f}. The column *uncertain* has the percentage of points on the ring with more than half of the largest "
+        "entropy. All numbers are means over seeds.\n\n"
+        "FSVI counts as certain at the moons with less than a tenth of the largest entropy, and as uncertain on the ring with more "
+        "than half of it.\n\n" + _each_toy({"moons": (inside, 2), "ring": (outside, 2), "uncertain": (shares, 0)})
+    )
 
 
 def snelson(folder: Path) -> Verdict:
     """The function's uncertainty grows away from the data."""
     found = _toy(folder, "snelson", "ratio", min)
-    words = f"{SNELSON_RATIO} {_each_toy(found)}. The claim counts as shown if every ratio of FSVI is above 10"
+    ratios = " and ".join(f"{own['fsvi']:.1f}" for own in found.values())
+    words = f"In the two settings, FSVI has ratios of {ratios}. The claim counts as shown if both ratios are above 10"
     return all(own["fsvi"] > 10 for own in found.values()), words
 
 
 def snelson_above_mean_field(folder: Path) -> Verdict:
     """FSVI's uncertainty grows more away from the data than MFVI's."""
-    found, errors = (_toy(folder, "snelson", key, over) for key, over in (("ratio", min), ("rmse", statistics.fmean)))
-    words = f"{SNELSON_RATIO} {_each_toy(found)}. We also computed the mean RMSE over seeds. {_each_toy(errors, 2)}"
+    found = _toy(folder, "snelson", "ratio", min)
+    fsvi, mfvi = (" and ".join(f"{own[name]:.1f}" for own in found.values()) for name in ("fsvi", "mfvi"))
+    words = f"In the two settings, FSVI has ratios of {fsvi}, and MFVI has ratios of {mfvi}"
     return all(own["fsvi"] > own["mfvi"] for own in found.values()), words
 
 
@@ -56,10 +84,7 @@ def _moons(folder: Path, setting: str) -> Verdict:
     }
     inside, outside = ({name: pair[place] for name, pair in found.items()} for place in (0, 1))
     return inside["fsvi"] < 0.1 * math.log(2) and outside["fsvi"] > 0.5 * math.log(2), (
-        f"Setting: {setting}. Mean entropy in nats at the moons: {listed(inside)}. Mean entropy in nats on a ring two data widths "
-        f"away: {listed(outside)}. The largest possible entropy is {math.log(2):.2f}. The claim counts as shown if FSVI has less "
-        "than a "
-        "tenth of the largest entropy at the moons and more than half of the largest entropy on the ring"
+        f"FSVI has a mean entropy of {inside['fsvi']:.2f} nats at the moons and {outside['fsvi']:.2f} nats on the ring"
     )
 
 
@@ -79,10 +104,10 @@ def moons_ensemble(folder: Path) -> Verdict:
         setting: {name: 100 * share for name, share in own.items()}
         for setting, own in _toy(folder, "two_moons", "uncertain", statistics.fmean).items()
     }
+    shares = " and ".join(f"{own['ensemble']:.0f} %" for own in found.values())
     return all(own["ensemble"] < 25 for own in found.values()), (
-        "We take points on a ring around the moons, two data widths away. We report the percentage of points whose entropy is "
-        f"above half of the largest possible entropy (mean over seeds). {_each_toy(found, 0)}. The claim counts as shown if the "
-        "ensemble always has less than 25 %"
+        f"In the two settings, the ensemble is uncertain at {shares} of the points on the ring. The claim counts as shown if both "
+        "percentages are below 25 %"
     )
 
 
@@ -108,11 +133,10 @@ def _surest(content: Mapping[str, Any], ours: str) -> Verdict:
     rows = {name: content["rows"][name] for name in (ours, "mfvi", "ensemble", "map")}
     entropy = {name: _outside_entropy(content, name) for name in rows}
     trained = [name for name, row in rows.items() if row["mean"]["accuracy"] > 0.2]
-    accuracy = {name: 100 * row["mean"]["accuracy"] for name, row in rows.items()}
     counts = sorted({row["seeds"] for row in rows.values()})
     seeds = f"{' to '.join(map(str, counts))} seed{'s' * (counts[-1] > 1)}"
     shown = entropy[ours] == max(entropy[name] for name in trained)
-    return shown, f"{listed(entropy)} ({seeds}). Accuracy in percent: {listed(accuracy, 1)}"
+    return shown, f"{listed(entropy)} ({seeds})"
 
 
 def _with_later(content: dict[str, Any], paths: Iterable[Path]) -> dict[str, Any]:
@@ -132,13 +156,13 @@ def outside_entropy(folder: Path) -> Verdict:
     for key in ("rows", "histograms"):
         content[key]["fsvi.noise"] = later[key]["fsvi"]
     shown, words = _surest(content, "fsvi.noise")
-    return shown, f"Mean entropy in nats on MNIST after training on Fashion-MNIST: {words}"
+    return shown, f"The mean entropies in nats on MNIST are {words}"
 
 
 def outside_entropy_notmnist(folder: Path) -> Verdict:
     """With notMNIST as context, FSVI is the least certain of out-of-distribution images."""
     shown, words = _surest(read(folder / "fashion_mnist.json"), "fsvi")
-    return shown, f"Mean entropy in nats on MNIST after training on Fashion-MNIST: {words}"
+    return shown, f"The mean entropies in nats on MNIST are {words}"
 
 
 def cifar10_outside_entropy(folder: Path) -> Verdict:
@@ -148,8 +172,28 @@ def cifar10_outside_entropy(folder: Path) -> Verdict:
     shown, words = _surest(content, "fsvi")
     context = contexts[content["settings"]["context"]]
     return shown, (
-        f"Mean entropy in nats on Fashion-MNIST (in three channels) after training on CIFAR-10: {words}. The context is {context}"
+        f"The mean entropies in nats on Fashion-MNIST (in three channels) are {words}. The context is {context}"
     )
+
+
+def context_numbers(folder: Path) -> str:
+    """Scores of FSVI by the number of context inputs."""
+    content = read(folder / "fashion_mnist.json")
+    lines = {
+        "accuracy in percent": (_context(folder, "accuracy"), 1),
+        "ECE in percent": (_context(folder, "ece"), 2),
+        "AUROC in percent, by entropy": (_context(folder, "auroc_entropy"), 1),
+        "mean entropy on MNIST in nats": (
+            {count: _outside_entropy(content, name) for count, name in CONTEXT_SYSTEMS.items()},
+            2,
+        ),
+    }
+    rows = [[title, *(f"{value:.{digits}f}" for value in values.values())] for title, (values, digits) in lines.items()]
+    return table(["context inputs", *CONTEXT_SYSTEMS], rows)
+
+
+def _from_2_to_80(values: Mapping[str, float], digits: int) -> str:
+    return f"{values['2']:.{digits}f} with 2 context inputs and {values['80']:.{digits}f} with 80"
 
 
 def context_auroc(folder: Path) -> Verdict:
@@ -157,8 +201,7 @@ def context_auroc(folder: Path) -> Verdict:
     found, content = _context(folder, "auroc_entropy"), read(folder / "fashion_mnist.json")
     entropy = {count: _outside_entropy(content, name) for count, name in CONTEXT_SYSTEMS.items()}
     words = (
-        f"AUROC in percent, by entropy: {at(found, '({} context inputs)', 1)}. "
-        f"Mean entropy on MNIST in nats: {at(entropy, '({} context inputs)')}"
+        f"The AUROC is {_from_2_to_80(found, 1)}. The mean entropy on MNIST is {_from_2_to_80(entropy, 2)} (in nats)"
     )
     return all(sorted(own.values()) == list(own.values()) for own in (found, entropy)), words
 
@@ -167,13 +210,13 @@ def context_accuracy(folder: Path) -> Verdict:
     """More context inputs do not change the test accuracy."""
     found = _context(folder, "accuracy")
     shown = max(found.values()) - min(found.values()) < 1
-    return shown, f"Accuracy in percent: {at(found, '({} context inputs)', 1)}"
+    return shown, f"The accuracy lies between {min(found.values()):.1f} and {max(found.values()):.1f} %"
 
 
 def context_calibration(folder: Path) -> Verdict:
     """More context inputs increase the expected calibration error."""
     found = _context(folder, "ece")
     return found["80"] > 1.5 * found["2"], (
-        f"ECE in percent: {at(found, '({} context inputs)')}. The claim counts as shown if the ECE with 80 context inputs is more "
-        "than 1.5 times the ECE with 2"
+        f"The ECE in percent is {_from_2_to_80(found, 2)}. The claim counts as shown if the ECE with 80 is more than 1.5 times the "
+        "ECE with 2"
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from bayesify_papers.shared.published import published
 
+from tools.markdown import table
 from tools.paper_claims.reading import Verdict, at, listed, read
 
 
@@ -14,16 +15,16 @@ def cubic(folder: Path) -> Verdict:
     scores = read(folder / "cubic" / "results.json")["scores"]
     found = {name: statistics.fmean(one["gap_std"] for one in seeds.values()) for name, seeds in scores.items()}
     far = {name: abs(found[name] - found["HMC"]) for name in ("fac", "li", "gi")}
-    return min(
-        far, key=lambda name: far[name]
-    ) == "gi", f"Std in the middle of the gap (five seeds): {listed(found, 3)}"
+    words = f"The standard deviations in the middle of the gap are {listed(found, 3)} (five seeds)"
+    return min(far, key=lambda name: far[name]) == "gi", words
 
 
 def cubic_too_narrow(folder: Path) -> Verdict:
     """Fac and li have less than half of HMC's standard deviation in the gap."""
     scores = read(folder / "cubic" / "results.json")["scores"]
     found = {name: statistics.fmean(one["gap_std"] for one in seeds.values()) for name, seeds in scores.items()}
-    words = f"Std in the middle of the gap (five seeds): {listed(found, 3)}"
+    own = listed({name: found[name] for name in ("fac", "li", "HMC")}, 3)
+    words = f"The standard deviations in the middle of the gap are {own} (five seeds)"
     return max(found["fac"], found["li"]) < found["HMC"] / 2, words
 
 
@@ -37,8 +38,8 @@ def layers_depend(folder: Path) -> Verdict:
     shown = min(found["gi-40"], found["dgp-gi"]) > 1 and max(found[name] for name in ("fac", "li", "dgp-dsvi")) < 0.1
     seeds, steps = len(content["scores"]["fac"]), content["settings"]["schedule"]["steps"]
     return shown, (
-        f"Loss in nats per example at the boundary between layers with the largest loss ({seeds} seeds, {steps:,} steps): "
-        f"{listed(found)}"
+        f"The largest losses over the boundaries between layers, in nats per example, are {listed(found)} ({seeds} seeds, "
+        f"{steps:,} steps)"
     )
 
 
@@ -47,30 +48,39 @@ def _bounds(folder: Path) -> tuple[dict[str, float], float]:
     return {name: one["elbo"] for name, one in content["bounds"].items()}, content["evidence"]
 
 
+def bounds(folder: Path) -> str:
+    """Evidence minus bound of the posteriors that claims compare."""
+    found, evidence = _bounds(folder)
+    names = ("fac-50", "li-50", "gi-5", "gi-50", "gi-250", "rand-gi-5", "rand-gi-50", "rand-gi-250")
+    rows = [
+        [
+            *name.rsplit("-", 1),
+            *(f"{evidence - found[f'{name}-{depth}']:.1f}" if f"{name}-{depth}" in found else "" for depth in (4, 10)),
+        ]
+        for name in names
+    ]
+    return f"Evidence minus bound in nats:\n\n{table(['posterior', 'width', 'depth 4', 'depth 10'], rows)}"
+
+
 def depth_costs_factorized(folder: Path) -> Verdict:
     """From 4 to 10 layers, a factorized posterior loses more than 20 times as many nats of the bound as global inducing points."""
     found, evidence = _bounds(folder)
     loss = {name: [evidence - found[f"{name}-50-{depth}"] for depth in (4, 10)] for name in ("fac", "gi", "rand-gi")}
     drop = {name: deep - shallow for name, (shallow, deep) in loss.items()}
-    words = "; ".join(
-        f"{name} {shallow:.1f} (depth 4) and {deep:.1f} (depth 10)" for name, (shallow, deep) in loss.items()
-    )
+    words = ", and ".join(f"{drop[name]:.1f} nats of {name}" for name in drop)
     return drop["fac"] > 20 * max(drop["gi"], drop["rand-gi"]), (
-        f"Evidence minus bound in nats, with width 50 after 2,000 steps: {words}. At depth 10, the standard "
-        "error of gi and rand-gi is 0.10"
+        f"With width 50, going from depth 4 to depth 10 costs {words}. At depth 10, the standard error of gi and rand-gi is 0.10"
     )
 
 
 def local_loses_and_width_helps(folder: Path) -> Verdict:
     """Local inducing points lose as factorized posteriors do, and global inducing points gain with width."""
     found, evidence = _bounds(folder)
-    loss = {
-        name: evidence - found[name] for name in ("li-50-4", "fac-50-4", "gi-50-4", "gi-250-4", "gi-5-4", "rand-gi-5-4")
-    }
+    loss = {name: evidence - found[name] for name in ("li-50-4", "fac-50-4", "gi-50-4", "gi-250-4")}
     shown = min(loss["li-50-4"], loss["fac-50-4"]) > 100 and loss["gi-250-4"] < loss["gi-50-4"]
     return shown, (
-        f"Evidence minus bound in nats, after 2,000 steps: {at(loss, '({})', 1)}. The two numbers after the name of a posterior "
-        "are its width and its depth"
+        f"With depth 4 and width 50, the bound is {loss['li-50-4']:.1f} nats below the evidence for li, {loss['fac-50-4']:.1f} for "
+        f"fac and {loss['gi-50-4']:.1f} for gi. With width 250, it is {loss['gi-250-4']:.1f} nats below for gi"
     )
 
 
@@ -79,9 +89,11 @@ def random_layers_suffice(folder: Path) -> Verdict:
     found, evidence = _bounds(folder)
     networks = [(width, depth) for width in (5, 50, 250) for depth in (4, 10)]
     loss = {(width, depth): evidence - found[f"rand-gi-{width}-{depth}"] for width, depth in networks}
-    words = ", ".join(f"{nats:.1f} (width {width}, depth {depth})" for (width, depth), nats in loss.items())
-    return max(nats for (width, _), nats in loss.items() if width >= 50) < 10, (
-        f"Evidence minus the bound of rand-gi in nats: {words}. Fewer than 10 nats count as close"
+    wide = max(nats for (width, _), nats in loss.items() if width >= 50)
+    narrow = min(nats for (width, _), nats in loss.items() if width < 50)
+    return wide < 10, (
+        f"The bound of rand-gi is at most {wide:.1f} nats below the evidence with widths 50 and 250, and at least {narrow:.1f} "
+        "nats with width 5. Fewer than 10 nats count as close"
     )
 
 
@@ -106,8 +118,7 @@ def networks_bound(folder: Path) -> Verdict:
     """Global inducing points have better bounds than factorized posteriors in almost every case."""
     wins, cases = _higher_bounds(folder, [(f"gi-{prior}", f"fac-{prior}") for prior in ("scale", "standard")])
     return wins >= 0.8 * cases, (
-        f"The bound of gi is above the bound of fac in {wins} of {cases} cases (five data sets, Standard and Scale prior, "
-        "20 splits)"
+        f"gi has the higher bound in {wins} of {cases} cases (five data sets, Standard and Scale prior, 20 splits)"
     )
 
 
@@ -121,10 +132,9 @@ def factorized_fails_under_scale(folder: Path) -> Verdict:
         for runs in ("uci", "uci_no_warm_up")
     }
     return ahead["uci"] > 0.2, (
-        "We subtract the test log-likelihood of fac from the test log-likelihood of gi, and take the mean over five data sets. "
-        "The "
-        f"mean is {ahead['uci']:.2f} if the weight of the KL rises from 0.1, and {ahead['uci_no_warm_up']:.2f} if the KL has its "
-        "full weight from the first step"
+        "On average over five data sets, the test log-likelihood of gi minus that of fac is "
+        f"{ahead['uci']:.2f} if the weight of the KL rises from 0.1, and {ahead['uci_no_warm_up']:.2f} if the KL has its full "
+        "weight from the first step"
     )
 
 
@@ -132,8 +142,7 @@ def deep_gps_bound(folder: Path) -> Verdict:
     """Global inducing points have better bounds than DSVI in almost every case."""
     wins, cases = _higher_bounds(folder, [(f"dgp{layers}-gi", f"dgp{layers}-dsvi") for layers in (2, 5)])
     return wins >= 0.8 * cases, (
-        f"The bound of global inducing points is above the bound of DSVI in {wins} of {cases} cases (five data sets, "
-        "two and five layers, 20 splits)"
+        f"global inducing points have the higher bound in {wins} of {cases} cases (five data sets, two and five layers, 20 splits)"
     )
 
 
@@ -148,7 +157,7 @@ def dsvi_seldom_ahead(folder: Path) -> Verdict:
     wins = {name: value for name, value in ahead.items() if value > 0}
     shown = len(wins) < len(ahead) / 2 and max(wins.values(), default=0) < 0.05
     words = f"DSVI is ahead in {len(wins)} of {len(ahead)} cases (20 splits)"
-    return shown, f"{words}. DSVI is ahead by these amounts in nats: {at(wins, '({})', 3)}" if wins else words
+    return shown, f"{words}, by at most {max(wins.values()):.3f} nats: {at(wins, '({})', 3)}" if wins else words
 
 
 def above_earlier_work(folder: Path) -> Verdict:
@@ -156,6 +165,5 @@ def above_earlier_work(folder: Path) -> Verdict:
     found = 100 * read(folder / "cifar10" / "gi.json")["scores"]["gi_spatial"]["accuracy"]
     earlier = published("global_inducing")["earlier_work"]
     return found > max(earlier.values()), (
-        f"Our accuracy is {found:.2f} % (one seed, SpatialIWPrior). The paper prints these accuracies of earlier work, in percent: "
-        f"{listed(earlier, 1)}"
+        f"Our accuracy is {found:.2f} % (one seed, SpatialIWPrior). Earlier work: {listed(earlier, 1)}"
     )

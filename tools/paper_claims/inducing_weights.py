@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tools.paper_claims.reading import NAMES, Verdict, at, listed, matching, medians_by_system, read
+from tools.markdown import table
+from tools.paper_claims.reading import NAMES, Verdict, listed, matching, medians_by_system, read
 
 
-def _gap_ratios(folder: Path) -> tuple[dict[str, float], str]:
+def _gap_ratios(folder: Path) -> tuple[dict[str, float], dict[str, float]]:
     """Median over seeds of the std between the clusters divided by the std at the data, for the paper's and the short schedule."""
 
     def medians(paths: Iterable[Path]) -> dict[str, float]:
@@ -17,24 +18,42 @@ def _gap_ratios(folder: Path) -> tuple[dict[str, float], str]:
 
     short = medians(folder / f"regression_{part}.json" for part in ("inducing", "others"))
     published = medians(matching(folder, "regression_published_*.json"))
-    return published, (
-        "We divide the std in the gap by the std at the data, and take medians over seeds. After the paper's 20,000 steps of 32 "
-        f"draws (three seeds): {listed(published, 1)}. After 1,500 steps of 8 draws (two or five seeds): "
-        f"{listed({name: short[name] for name in published}, 1)}. NUTS (one seed): {short['NUTS']:.1f}"
+    return published, short
+
+
+def gap_ratios(folder: Path) -> str:
+    """Ratios of standard deviations of both schedules."""
+    published, short = _gap_ratios(folder)
+    rows = [
+        [steps, *(f"{own[name]:.1f}" for name in published)]
+        for steps, own in (
+            ("20,000 steps of 32 draws, as in the paper (three seeds)", published),
+            ("1,500 steps of 8 draws (two or five seeds)", short),
+        )
+    ]
+    return (
+        "The table has the standard deviation in the gap divided by the standard deviation at the data (median over seeds). NUTS "
+        f"has a ratio of {short['NUTS']:.1f} (one seed).\n\n{table(['training', *published], rows)}"
     )
 
 
 def inducing_widen_more_than_factorized(folder: Path) -> Verdict:
     """The inducing posteriors widen more between the clusters than FFG-W."""
-    found, words = _gap_ratios(folder)
-    return min(found[name] for name in ("FFG-U", "FCG-U", "Ensemble-U")) > found["FFG-W"], words
+    found, _ = _gap_ratios(folder)
+    inducing = {name: found[name] for name in ("FFG-U", "FCG-U", "Ensemble-U")}
+    words = f"After 20,000 steps, FFG-W has a ratio of {found['FFG-W']:.1f}, and the inducing posteriors have {listed(inducing, 1)}"
+    return min(inducing.values()) > found["FFG-W"], words
 
 
 def correlated_widen_more(folder: Path) -> Verdict:
     """FCG-W, FCG-U and Ensemble-U capture more of the variance between clusters than FFG-U."""
-    found, words = _gap_ratios(folder)
+    found, _ = _gap_ratios(folder)
     wider = [name for name in ("FCG-W", "FCG-U", "Ensemble-U") if found[name] > found["FFG-U"]]
-    return len(wider) == 3, f"This holds for {' and '.join(wider) or 'none'}. {words}"
+    own = listed({name: found[name] for name in ("FCG-W", "FCG-U", "Ensemble-U")}, 1)
+    return len(wider) == 3, (
+        f"The claim holds for {' and '.join(wider) or 'none'}. After 20,000 steps, FFG-U has a ratio of {found['FFG-U']:.1f}, and "
+        f"the others have {own}"
+    )
 
 
 def run_times(folder: Path) -> Verdict:
@@ -45,23 +64,21 @@ def run_times(folder: Path) -> Verdict:
         for name, network in (("ResNet-18", "resnet18"), ("ResNet-50", "resnet50"))
     }
     less = all(five < one for one, five in found.values())
-    words = (
-        f"On a {name}, we divide the time of a draw with its forward pass by the time of a deterministic forward pass. The ratio "
-        "is "
-        f"{one:.2f} if draws are made one at a time, and {five:.2f} if five draws are made together"
-        for name, (one, five) in found.items()
-    )
+    (small, small_five), (large, large_five) = found.values()
     shown = less and found["ResNet-50"][1] < found["ResNet-18"][1] < 1.5
-    return shown, f"{'. '.join(words)}. We used batches of {content['batch']} on an {content['hardware']['gpu']}"
+    return shown, (
+        "The time of a draw with its forward pass, divided by the time of a deterministic forward pass, is "
+        f"{small:.2f} on a ResNet-18 and {large:.2f} on a ResNet-50. If five draws are made together, it is {small_five:.2f} and "
+        f"{large_five:.2f}. We used batches of {content['batch']} on an {content['hardware']['gpu']}"
+    )
 
 
 def constant_ece(folder: Path) -> Verdict:
     """The ECE of FFG-W stays within a factor of 1.5 over the severities."""
     means = read(folder / "fashion_mnist.json")["mean"]
-    found = {name: [100 * own[f"corrupted/{severity}/ece"] for severity in range(1, 6)] for name, own in means.items()}
-    words = "; ".join(f"{NAMES[name]} {', '.join(f'{one:.1f}' for one in own)}" for name, own in found.items())
-    return max(found["ffg_w"]) < 1.5 * min(found["ffg_w"]), (
-        f"ECE in percent at severities 1 to 5: {words}. We ran one to three seeds and six corruptions of Fashion-MNIST"
+    found = [100 * means["ffg_w"][f"corrupted/{severity}/ece"] for severity in range(1, 6)]
+    return max(found) < 1.5 * min(found), (
+        f"The ECE of FFG-W in percent at severities 1 to 5 is {', '.join(f'{one:.1f}' for one in found)} (small ResNet)"
     )
 
 
@@ -76,17 +93,36 @@ def _ablation(folder: Path) -> tuple[list[dict[str, Any]], str]:
     content = read(folder / "ablation.json")
     rows: list[dict[str, Any]] = content["rows"]
     seeds = max(row.get("seeds", 1) for row in rows)
-    cut = f". We made {len(rows)} of the 17 training runs" if len(rows) < 17 else ""
+    cut = f" We made {len(rows)} of the 17 training runs." if len(rows) < 17 else ""
     return rows, (
         f"Training: {content['num_train']:,} images of Fashion-MNIST, {content['settings']['epochs']} epochs, "
-        f"{seeds} seed{'s' * (seeds > 1)}{cut}"
+        f"{seeds} seed{'s' * (seeds > 1)}.{cut} Accuracy and ECE are in percent."
     )
 
 
-def _by_size(folder: Path, score: str) -> tuple[dict[str, dict[int, float]], str]:
-    """A score in percent by system and M under the usual caps, and a description of the setting."""
+def ablation_numbers(folder: Path) -> str:
+    """Training of the ablation, and its scores by M and by the cap on lambda."""
+    sizes = {name: _by_size(folder, name.lower()) for name in ("Accuracy", "ECE")}
+    rows = [
+        [name, NAMES[system], *(f"{one:.2f}" for one in own.values())]
+        for name, found in sizes.items()
+        for system, own in found.items()
+    ]
+    caps = _by_cap(folder)
+    every = sorted({cap for own in caps.values() for cap in own})
+    eces = [
+        [NAMES[system], *(f"{own[cap]:.2f}" if cap in own else "" for cap in every)] for system, own in caps.items()
+    ]
+    return (
+        f"{_ablation(folder)[1]}\n\n{table(['score', 'system', *(f'M = {one}' for one in sizes['ECE']['ffg_u'])], rows)}\n\n"
+        f"ECE with M = 64 by the cap on lambda:\n\n{table(['system', *(f'cap {cap:g}' for cap in every)], eces)}"
+    )
+
+
+def _by_size(folder: Path, score: str) -> dict[str, dict[int, float]]:
+    """A score in percent by system and M under the usual caps."""
     found = {}
-    rows, about = _ablation(folder)
+    rows, _ = _ablation(folder)
     for system in ("ffg_u", "ensemble_u"):
         usual = statistics.mode((row["max_lambda"], row["max_std"]) for row in rows if row["system"] == system)
         found[system] = {
@@ -94,78 +130,103 @@ def _by_size(folder: Path, score: str) -> tuple[dict[str, dict[int, float]], str
             for row in rows
             if row["system"] == system and (row["max_lambda"], row["max_std"]) == usual
         }
-    words = "; ".join(f"{NAMES[system]} {at(own, '(M = {})')}" for system, own in found.items())
-    return found, f"{ {'accuracy': 'Accuracy', 'ece': 'ECE'}[score] } in percent: {words}. {about}"
+    return found
+
+
+def _at_sizes(found: Mapping[str, Mapping[int, float]], *sizes: int) -> str:
+    return " and ".join(
+        f"{' and '.join(f'{own[size]:.2f}' for size in sizes)} for {NAMES[system]}" for system, own in found.items()
+    )
 
 
 def ablation_size(folder: Path) -> Verdict:
     """Accuracy improves with M."""
-    found, words = _by_size(folder, "accuracy")
+    found = _by_size(folder, "accuracy")
+    words = f"With M = 16 and M = 128, the accuracy is {_at_sizes(found, 16, 128)}"
     return all(list(own.values()) == sorted(own.values()) for own in found.values()), words
 
 
 def ablation_size_ece(folder: Path) -> Verdict:
     """ECE improves with M."""
-    found, words = _by_size(folder, "ece")
+    found = _by_size(folder, "ece")
+    words = f"With M = 64 and M = 128, the ECE is {_at_sizes(found, 64, 128)}"
     return all(list(own.values()) == sorted(own.values(), reverse=True) for own in found.values()), words
 
 
 def ablation_128(folder: Path) -> Verdict:
     """M = 128 has a higher accuracy and a higher ECE than M = 64."""
-    (accuracy, words), (ece, more) = _by_size(folder, "accuracy"), _by_size(folder, "ece")
-    numbers, _, _ = words.partition(". Training")
-    return all(own[128] > own[64] for part in (accuracy, ece) for own in part.values()), f"{numbers}. {more}"
+    found = {name: _by_size(folder, name.lower()) for name in ("accuracy", "ECE")}
+    words = (f"With M = 64 and M = 128, the {name} is {_at_sizes(part, 64, 128)}" for name, part in found.items())
+    return all(own[128] > own[64] for part in found.values() for own in part.values()), ". ".join(words)
 
 
 def ablation_caps(folder: Path) -> Verdict:
     """The best cap on lambda is small and above 0."""
-    (rows, about), words, shown = _ablation(folder), [], True
+    words, shown = [], True
+    for system, eces in _by_cap(folder).items():
+        best = min(eces, key=lambda cap: eces[cap])
+        shown = shown and 0 < best < max(eces)
+        words.append(f"a cap of {best:g} for {NAMES[system]} ({eces[best]:.2f})")
+    return shown, f"The lowest ECE is at {' and at '.join(words)}"
+
+
+def _by_cap(folder: Path) -> dict[str, dict[float, float]]:
+    """ECE in percent by system and cap on lambda, with M = 64."""
+    rows, found = _ablation(folder)[0], {}
     for system in ("ffg_u", "ensemble_u"):
         own = [row for row in rows if row["system"] == system and row["inducing"] == 64]
         std = statistics.mode(row["max_std"] for row in own)
-        eces = {row["max_lambda"]: 100 * row["ece"] for row in own if row["max_std"] == std}
-        best = min(eces, key=lambda cap: eces[cap])
-        shown = shown and 0 < best < max(eces)
-        words.append(f"{NAMES[system]} {at(eces, '(cap {:g})')}")
-    return shown, f"ECE in percent by the cap on lambda: {'; '.join(words)}. {about}"
+        found[system] = {row["max_lambda"]: 100 * row["ece"] for row in own if row["max_std"] == std}
+    return found
 
 
 def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], str]:
-    """Rows by system and kept share (fine-tuned if pruned), and a description of them."""
+    """Rows by system and kept share (fine-tuned if pruned), and a table of them with their training."""
     content = read(folder / "pruning.json")
     found = {(row["system"], row["keep"]): row for row in content["rows"] if row["keep"] == 1 or row["fine_tuned"]}
-    words = [
-        f"{NAMES[name]}: "
-        + ", ".join(
-            f"{100 * row['accuracy']:.2f} and {100 * row['ece']:.2f} ({100 * keep:g} % kept)"
-            for (system, keep), row in found.items()
-            if system == name
-        )
-        for name in dict.fromkeys(system for system, _ in found)
+    rows = [
+        [NAMES[system], f"{100 * keep:g} %", f"{100 * row['accuracy']:.2f}", f"{100 * row['ece']:.2f}"]
+        for (system, keep), row in found.items()
     ]
     seeds = found["ffg_u", 1.0]["seeds"]
     return found, (
-        f"Accuracy and ECE in percent of {'. Accuracy and ECE in percent of '.join(words)}. Training: Fashion-MNIST, {seeds} "
-        f"seed{'s' * (seeds > 1)}, "
-        f"{content['settings']['epochs']} epochs, then {content['fine_tuning']} epochs of fine-tuning (50 in the paper)"
+        f"Training: Fashion-MNIST, {seeds} seed{'s' * (seeds > 1)}, {content['settings']['epochs']} epochs, then "
+        f"{content['fine_tuning']} epochs of fine-tuning (50 in the paper). Accuracy and ECE are in percent.\n\n"
+        + table(["system", "kept", "accuracy", "ECE"], rows)
     )
+
+
+def pruned(folder: Path) -> str:
+    """Scores of pruned networks."""
+    return _pruned(folder)[1]
+
+
+def _kept(found: Mapping[tuple[str, float], Mapping[str, Any]], system: str, share: float, *scores: str) -> str:
+    words = (
+        f"{'ECE' if score == 'ece' else score} of {100 * found[system, share][score]:.2f} "
+        f"({100 * found[system, 1.0][score]:.2f} with all)"
+        for score in scores
+    )
+    return f"{NAMES[system]} with {100 * share:g} % kept has an {' and an '.join(words)}"
 
 
 def pruning_halves(folder: Path) -> Verdict:
     """Without half of the entries of Z, accuracy stays the same and calibration gets slightly worse."""
-    found, words = _pruned(folder)
+    found, _ = _pruned(folder)
     whole, half = found["ffg_u", 1.0], found["ffg_u", 0.5]
+    words = _kept(found, "ffg_u", 0.5, "accuracy", "ece")
     return half["accuracy"] > whole["accuracy"] - 0.005 and half["ece"] >= whole["ece"], words
 
 
 def pruning_weights(folder: Path) -> Verdict:
     """FFG-W keeps its accuracy with a tenth of its weights, and does not with a hundredth."""
-    found, words = _pruned(folder)
+    found, _ = _pruned(folder)
+    words = ". ".join(_kept(found, "ffg_w", share, "accuracy") for share in (0.1, 0.01))
     least = found["ffg_w", 1.0]["accuracy"] - 0.005
     return found["ffg_w", 0.1]["accuracy"] > least > found["ffg_w", 0.01]["accuracy"], words
 
 
 def pruning_weights_ece(folder: Path) -> Verdict:
     """FFG-W has a higher ECE with a tenth of its weights than with all."""
-    found, words = _pruned(folder)
-    return found["ffg_w", 0.1]["ece"] > found["ffg_w", 1.0]["ece"], words
+    found, _ = _pruned(folder)
+    return found["ffg_w", 0.1]["ece"] > found["ffg_w", 1.0]["ece"], _kept(found, "ffg_w", 0.1, "ece")

@@ -81,6 +81,11 @@ class Ranking:
                 winner, loser = words(self.axis, key[at]), words(self.axis, rival)
                 yield Comparison(words("metric", setting["metric"]), place, winner, loser, above, below, holds)
 
+    def uses(self, key: Key, axes: Sequence[str]) -> bool:
+        """Whether the claim compares the number with these values of the axes."""
+        named = key[axes.index(self.axis)] in (*self.above, *self.below)
+        return named and fits(self.when, dict(zip(axes, key, strict=True)))
+
     def _fixes(self, axis: str) -> bool:
         """Whether the claim is about a single value of an axis, which its text then names."""
         return isinstance(self.when.get(axis), str)
@@ -128,6 +133,70 @@ def told(
     return shown if not (shown and missing) else None, [count, *_numbers(ours), *lacking]
 
 
+def in_brief(ours: Sequence[Comparison], missing: Sequence[str]) -> dict[str, str | None]:
+    """Our comparisons in brief, for a page that has the numbers in a table.
+
+    ours: number of comparisons that hold, and of all. fails: systems, metrics and places of failing comparisons, if others hold.
+    not_run: systems that we did not run. Each is `None` if there is nothing to say.
+    """
+    failing = [one for one in ours if not one.holds]
+    return {
+        "ours": share(ours),
+        "fails": _where(failing, ours) if 0 < len(failing) < len(ours) else None,
+        "not_run": _listed(missing, "or") if missing else None,
+    }
+
+
+def share(found: Sequence[Comparison]) -> str | None:
+    """Number of comparisons that hold, and of all; `None` if there are none."""
+    return f"{sum(one.holds for one in found)} of {len(found)}" if found else None
+
+
+def _where(failing: Sequence[Comparison], every: Sequence[Comparison]) -> str:
+    """Systems, metrics and places of failing comparisons. What all comparisons of the claim share is left out."""
+    order = list(dict.fromkeys(one.place for one in every))
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for one in failing:
+        places.setdefault((one.winner, one.loser, one.metric), []).append(one.place)
+    rows = [((winner,), (loser,), (metric,), _together(own, order)) for (winner, loser, metric), own in places.items()]
+    for field in (1, 0, 2):  # join rows that differ only in their losers, then in their winners, then in their metrics
+        joined: dict[Any, list[str]] = {}
+        for row in rows:
+            joined.setdefault((*row[:field], *row[field + 1 :]), []).extend(row[field])
+        rows = [(*key[:field], tuple(names), *key[field:]) for key, names in joined.items()]
+    several = [len({getattr(one, key) for one in every}) > 1 for key in ("winner", "loser", "metric")]
+    clauses = []
+    for winners, losers, metrics, place in rows:
+        words = (f"for {_listed(winners)}", f"against {_listed(losers)}", f"in {_listed(metrics)}")
+        clauses.append(" ".join([*(word for word, told in zip(words, several, strict=True) if told), place]).strip())
+    return ", and ".join(clauses) if len(clauses) < 3 else "; ".join(clauses)
+
+
+def _together(places: Sequence[str], order: Sequence[str]) -> str:
+    """Places as one text. For example, "at severity 1" and "at severity 2" become "at severities 1 and 2"."""
+    if len(places) == 1:
+        return places[0]
+    split = [place.split() for place in places]
+    shortest = min(map(len, split))
+    before = next((n for n in range(shortest) if len({one[n] for one in split}) > 1), shortest)
+    after = next((n for n in range(shortest - before) if len({one[-1 - n] for one in split}) > 1), 0)
+    middles = [" ".join(one[before : len(one) - after]) for one in split]
+    first = order.index(places[0])
+    if len(places) > 2 and middles[0].isdigit() and list(places) == list(order[first : first + len(places)]):
+        text = f"{middles[0]} to {middles[-1]}"
+    else:
+        text = _listed(middles)
+    head = " ".join(PLURALS.get(word, word) for word in split[0][:before])
+    return " ".join(part for part in (head, text, *split[0][len(split[0]) - after :]) if part)
+
+
+PLURALS = {"severity": "severities", "level": "levels"}
+
+
+def _listed(names: Sequence[str], last: str = "and") -> str:
+    return f" {last} ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
 def counted(found: Sequence[Comparison]) -> str:
     """A clause that counts the comparisons that hold."""
     holding = sum(one.holds for one in found)
@@ -153,10 +222,10 @@ def _numbers(ours: Sequence[Comparison]) -> list[str]:
             mark = " (fails)" if mixed and not one.holds else ""
             if by_pair:
                 head = f"{metric} of {one.winner} against {one.loser}: "
-                part = f"{_brief(one.above)} against {_brief(one.below)} {one.place}{mark}"
+                part = f"{brief_number(one.above)} against {brief_number(one.below)} {one.place}{mark}"
             else:
-                head = f"{metric}{' ' * bool(one.place)}{one.place}: {one.winner} {_brief(one.above)} against "
-                part = f"{one.loser} {_brief(one.below)}{mark}"
+                head = f"{metric}{' ' * bool(one.place)}{one.place}: {one.winner} {brief_number(one.above)} against "
+                part = f"{one.loser} {brief_number(one.below)}{mark}"
             groups.setdefault(head, []).append(part)
         text += [f"{head}{', '.join(parts)}" for head, parts in groups.items()]
     if len(ours) > len(listed):
@@ -164,5 +233,6 @@ def _numbers(ours: Sequence[Comparison]) -> list[str]:
     return text
 
 
-def _brief(value: float) -> str:
+def brief_number(value: float) -> str:
+    """A number with four digits."""
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"

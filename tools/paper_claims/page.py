@@ -1,0 +1,216 @@
+"""The page of claims, docs/experiments/claims.md: every claim with our verdict, by paper and experiment."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bayesify_papers import status
+from bayesify_papers.catalog import PAPERS
+
+from tools.markdown import table
+from tools.paper_claims.reading import prose
+
+INTRO = """# Claims of the papers
+
+*For readers who want to know which claims of the papers hold in our runs.*
+
+Most claims of a paper are rankings: one system is better than another. This page lists the rankings that five papers state in
+their texts, captions and tables, and findings that the papers show in figures. Each claim has a verdict from our stored results:
+
+- *Not shown*: our numbers contradict the claim. The known or probable cause follows, and often the cheapest run that would test
+  this cause.
+- *Untested*: we did not run an experiment that could decide the claim, or we ran only some of the systems.
+- *Shown*: our numbers agree with the claim in our setting, which may differ from the paper's setting. Many claims were checked
+  with a single seed. We did not test for significance.
+
+How a ranking is judged:
+
+- We compare stored means. A comparison holds if the first number is strictly better than the second number. If a claim names a
+  margin, the first number may be worse by at most this margin.
+- A claim is shown if all its comparisons hold. If a claim says "most", more than half of its comparisons must hold.
+- If a paper says "similar" or "slightly", we chose the margin or the share.
+- If the paper prints numbers, the same rule judges the paper's own numbers. If these do not show the claim, we write "only".
+- Tables below a claim count the comparisons that hold in our runs and with the paper's own numbers.
+
+Each experiment begins with the compared numbers and their setting. `python -m tools.every_table` writes this page from
+`papers/results` and the list in `tools/every_table.toml`. This program computes verdicts and numbers. Causes are written by hand.
+"""
+Entry = Mapping[str, Any]
+
+
+def claims_page(content: Mapping[str, Sequence[Entry]], above: Mapping[tuple[str, str], str]) -> str:
+    """The page of claims. In each experiment, claims that are not shown come first.
+
+    Args:
+        content: Content of `papers/tables.json`.
+        above: Text above the claims of a paper and experiment. The text of a paper has an empty experiment.
+    """
+    own = content["figures"]
+    parts = [INTRO, _counts(own)]
+    for paper, title in PAPERS.items():
+        parts.append(f"## {title}: {paper.replace('-', ' ')}\n")
+        if text := above.get((paper, "")):
+            parts.append(f"{text}\n")
+        for experiment in status.EXPERIMENTS[paper]:
+            mine = [one for one in own if (one["paper"], one["experiment"]) == (paper, experiment)]
+            parts.append(f"### {_capital(experiment)}\n")
+            if text := above.get((paper, experiment)):
+                parts.append(f"{text}\n")
+            parts += _listed(mine)
+    return "\n".join(parts)
+
+
+def _counts(own: Sequence[Entry]) -> str:
+    """A table of the verdicts of each paper."""
+    lines = [
+        [title, *(str(sum(one["shown"] is shown for one in mine)) for shown in status.VERDICTS), str(len(mine))]
+        for paper, title in PAPERS.items()
+        if (mine := [one for one in own if one["paper"] == paper])
+    ]
+    totals = [str(sum(one["shown"] is shown for one in own)) for shown in status.VERDICTS]
+    return table(["paper", *status.VERDICTS.values(), "all"], [*lines, ["all", *totals, str(len(own))]]) + "\n"
+
+
+def _listed(claims: Sequence[Entry]) -> list[str]:
+    """Items of a list. Claims that differ only in their setting share an item, with lines below it for the settings."""
+    groups: dict[str, list[Entry]] = {}
+    for one in claims:
+        groups.setdefault(one["title"], []).append(one)
+    ordered = sorted(groups.items(), key=lambda item: min(map(_place, item[1])))
+    return [_item(title, sorted(own, key=_place)) for title, own in ordered]
+
+
+def _place(one: Entry) -> int:
+    return list(status.VERDICTS).index(one["shown"])
+
+
+def _item(title: str, own: Sequence[Entry]) -> str:
+    head = f"- **{_capital(title)}** ({_figures(sorted({one['figure'] for one in own}))})"
+    alike: dict[tuple[bool | None, str], list[Entry]] = {}
+    causes: dict[str, list[Entry]] = {}
+    for one in own:
+        alike.setdefault((one["shown"], _told(one)), []).append(one)
+        if one["cause"]:
+            causes.setdefault(one["cause"], []).append(one)
+    groups = list(alike.values())
+    if len(groups) == 1:
+        return f"{head}. {_verdict(own)} {_cause(own[0]['cause'])}".rstrip() + "\n"
+    if len(groups) >= MIN_ROWS and all(one["brief"] for one in own):
+        below = [_table(groups), *(_cause(cause, _settings(about)) for cause, about in causes.items())]
+        return "\n\n".join([head, *(_indented(part) for part in below)]) + "\n"
+    lines = []
+    for group in groups:
+        cause = group[0]["cause"]
+        alone = cause and causes[cause] == group
+        lines.append(f"{_verdict(group)} {_cause(cause)}" if alone else _verdict(group))
+    lines += [_cause(cause, _settings(about)) for cause, about in causes.items() if about not in groups]
+    return "\n".join([f"{head}\n", *(f"    - {line}\n" for line in lines)])
+
+
+def _figures(names: Sequence[str]) -> str:
+    """Places in a paper. "Table 7" and "Table 8" become "Tables 7 and 8"."""
+    kind = names[0].partition(" ")[0]
+    if len(names) > 1 and all(re.fullmatch(rf"{kind} \d+", name) for name in names):
+        return f"{kind}s {_joined([name.partition(' ')[2] for name in names])}"
+    return _joined(names)
+
+
+MIN_ROWS = 3
+"""Smallest number of different outcomes of a ranking that are printed as a table."""
+
+
+def _table(groups: Sequence[Sequence[Entry]]) -> str:
+    """A table of the verdicts on a ranking in several settings."""
+    other = next((one["brief"]["other"][0] for group in groups for one in group if one["brief"]["other"]), None)
+    rows = []
+    for group in groups:
+        brief = group[0]["brief"]
+        remark = [
+            f"fails {brief['fails']}" if brief["fails"] else "",
+            f"not run: {brief['not_run'].replace(' or ', ' and ')}" if brief["not_run"] else "",
+        ]
+        rows.append(
+            [
+                _joined(_settings(group)),
+                status.VERDICTS[group[0]["shown"]],
+                brief["ours"] or "",
+                *([brief["other"][1] if brief["other"] else ""] if other else []),
+                brief["paper"] or "",
+                "; ".join(part for part in remark if part),
+            ]
+        )
+    header = ["setting", "verdict", "ours", *([other] if other else []), "paper", "remark"]
+    kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    return table([header[place] for place in kept], [[row[place] for place in kept] for row in rows])
+
+
+def _settings(own: Sequence[Entry]) -> list[str]:
+    return [one["setting"] for one in own if one["setting"]]
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _verdict(alike: Sequence[Entry]) -> str:
+    """The verdict on a claim, in settings with the same outcome, and its numbers."""
+    settings = _settings(alike)
+    word, told = _capital(status.VERDICTS[alike[0]["shown"]]), _told(alike[0])
+    return f"*{word}* for {_joined(settings)}: {_small(told)}" if settings else f"*{word}.* {told}"
+
+
+def _told(one: Entry) -> str:
+    """The numbers of a check, or the comparisons of a ranking, in sentences."""
+    brief = one["brief"]
+    if brief is None:
+        return str(one["reason"])
+    words = {
+        "ours": "{} comparisons hold",
+        "fails": "The claim fails {}",
+        "not_run": "We did not run {}",
+        "paper": "In the paper, {} comparisons hold",
+        "remark": "{}",
+    }
+    told = {key: text.format(brief[key]) for key, text in words.items() if brief[key]}
+    if brief["other"]:
+        name, held = brief["other"]
+        mixed = _plain(f"With the {name}, {held} comparisons hold")
+        told["not_run"] = ". ".join(part for part in (mixed, told.get("not_run")) if part)
+    return prose(*(_plain(told[key]) for key in words if key in told))
+
+
+def _plain(text: str) -> str:
+    """A count of comparisons in plain words."""
+    text = re.sub(r"( \(.*? that we ran\)) comparisons hold", r" comparisons hold\1", text)
+    text = re.sub(r"\b(\d+) of \1 comparisons hold", lambda found: _all(int(found[1])), text)
+    text = text.replace("0 of 1 comparisons hold", "the comparison does not hold")
+    return re.sub(r"\b1 of (\d+) comparisons hold", r"1 of \1 comparisons holds", text)
+
+
+def _all(count: int) -> str:
+    return {1: "the comparison holds", 2: "both comparisons hold"}.get(count, f"all {count} comparisons hold")
+
+
+def _cause(cause: str | None, settings: Sequence[str] = ()) -> str:
+    """The cause of an entry, with its labels in italics. If it is the cause in several settings, the first label names them."""
+    text = re.sub(r"\b(Cause|Probable cause|Part of the cause|Test):", r"*\1:*", cause or "")
+    if not settings:
+        return text
+    place = f"for {_joined(settings)}"
+    if text.startswith("*"):
+        return text.replace(":*", f"* {place}:", 1)
+    return f"{_capital(place)}, {text[0].lower()}{text[1:]}"
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
+
+
+def _small(text: str) -> str:
+    """A text that follows a colon. Names and abbreviations keep their capital."""
+    first = text.split(maxsplit=1)[0]
+    return text[0].lower() + text[1:] if first in ("All", "Both", "The", "We", "No", "Inducing") else text
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
