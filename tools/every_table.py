@@ -167,6 +167,8 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
     shown, text = told(ranking, pairs(mine), missing, runs)
     sizes = any("(M=128)" in name for name in missing)
     names = sorted(name if sizes else name.removesuffix(" (M=64)") for name in missing)
+    if ranking.axis == "width":
+        names = [f"{ranking.when['model']} with {name}" for name in names]
     brief: dict[str, Any] = {**in_brief(pairs(mine, short), names), "other": None, "paper": None}
     if "rank_other" in table and (others := pairs(usual)):
         text.append(f"{table['rank_other']}, {counted(others).lower()}")
@@ -546,9 +548,13 @@ def _scores(block: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]], fi
             for one in figures
             if name in one["on"]
         ]
-        for key, row in _judged(table).items():
+        judged = _judged(table)
+        wanted = set().union(
+            *(one.compared({key: row["ours"] for key, row in judged.items()}, axes) for one in rankings)
+        )
+        for key, row in judged.items():
             setting = dict(zip(axes, key, strict=True))
-            if not fits(block.get("when", {}), setting) or not any(one.uses(key, axes) for one in rankings):
+            if key not in wanted or not fits(block.get("when", {}), setting):
                 continue
             place = tuple(
                 table["label"] if axis == "network" and axis not in axes else _short(table, axis, setting[axis])

@@ -56,8 +56,9 @@ def moons_numbers(folder: Path) -> str:
         "The table has the mean entropy in nats at the moons and on a ring two data widths away. The largest possible entropy is "
         f"{math.log(2):.2f}. The column *uncertain* has the percentage of points on the ring with more than half of the largest "
         "entropy. All numbers are means over seeds.\n\n"
-        "FSVI counts as certain at the moons with less than a tenth of the largest entropy, and as uncertain on the ring with more "
-        "than half of it.\n\n" + _each_toy({"moons": (inside, 2), "ring": (outside, 2), "uncertain": (shares, 0)})
+        "FSVI counts as certain at the moons if its entropy there is below a tenth of the largest entropy. FSVI counts as "
+        "uncertain on the ring if its entropy there is above half of the largest entropy.\n\n"
+        + _each_toy({"moons": (inside, 2), "ring": (outside, 2), "uncertain": (shares, 0)})
     )
 
 
@@ -201,7 +202,7 @@ def context_auroc(folder: Path) -> Verdict:
     found, content = _context(folder, "auroc_entropy"), read(folder / "fashion_mnist.json")
     entropy = {count: _outside_entropy(content, name) for count, name in CONTEXT_SYSTEMS.items()}
     words = (
-        f"The AUROC is {_from_2_to_80(found, 1)}. The mean entropy on MNIST is {_from_2_to_80(entropy, 2)} (in nats)"
+        f"The AUROC is {_from_2_to_80(found, 1)}. The mean entropy on MNIST, in nats, is {_from_2_to_80(entropy, 2)}"
     )
     return all(sorted(own.values()) == list(own.values()) for own in (found, entropy)), words
 

@@ -41,7 +41,10 @@ def inducing_widen_more_than_factorized(folder: Path) -> Verdict:
     """The inducing posteriors widen more between the clusters than FFG-W."""
     found, _ = _gap_ratios(folder)
     inducing = {name: found[name] for name in ("FFG-U", "FCG-U", "Ensemble-U")}
-    words = f"After 20,000 steps, FFG-W has a ratio of {found['FFG-W']:.1f}, and the inducing posteriors have {listed(inducing, 1)}"
+    words = (
+        f"After 20,000 steps, FFG-W has a ratio of {found['FFG-W']:.1f}. The ratios of the inducing posteriors are "
+        f"{listed(inducing, 1)}"
+    )
     return min(inducing.values()) > found["FFG-W"], words
 
 
@@ -51,8 +54,8 @@ def correlated_widen_more(folder: Path) -> Verdict:
     wider = [name for name in ("FCG-W", "FCG-U", "Ensemble-U") if found[name] > found["FFG-U"]]
     own = listed({name: found[name] for name in ("FCG-W", "FCG-U", "Ensemble-U")}, 1)
     return len(wider) == 3, (
-        f"The claim holds for {' and '.join(wider) or 'none'}. After 20,000 steps, FFG-U has a ratio of {found['FFG-U']:.1f}, and "
-        f"the others have {own}"
+        f"After 20,000 steps, FFG-U has a ratio of {found['FFG-U']:.1f}. The other ratios are {own}. The claim holds for "
+        f"{' and '.join(wider) or 'none'}"
     )
 
 
@@ -86,7 +89,8 @@ def quarter_of_the_parameters(folder: Path) -> Verdict:
     """FFG-U and Ensemble-U of M = 64 have at most 24.3 % of a single network's parameters."""
     counts = {system: count for table, system, count, _ in read(folder / "parameters.json")["rows"] if table == "sizes"}
     found = {name: 100 * counts[f"{name}, M=64"] / counts["Deterministic"] for name in ("FFG-U", "Ensemble-U")}
-    return max(found.values()) <= 24.3, f"Percentage of the parameters of a ResNet-50: {listed(found)}"
+    words = " and ".join(f"{name} has {value:.2f} %" for name, value in found.items())
+    return max(found.values()) <= 24.3, f"{words} of the parameters of a ResNet-50"
 
 
 def _ablation(folder: Path) -> tuple[list[dict[str, Any]], str]:
@@ -203,11 +207,11 @@ def pruned(folder: Path) -> str:
 
 def _kept(found: Mapping[tuple[str, float], Mapping[str, Any]], system: str, share: float, *scores: str) -> str:
     words = (
-        f"{'ECE' if score == 'ece' else score} of {100 * found[system, share][score]:.2f} "
-        f"({100 * found[system, 1.0][score]:.2f} with all)"
+        f"{'ECE' if score == 'ece' else score} of {100 * found[system, share][score]:.2f} % "
+        f"(unpruned: {100 * found[system, 1.0][score]:.2f} %)"
         for score in scores
     )
-    return f"{NAMES[system]} with {100 * share:g} % kept has an {' and an '.join(words)}"
+    return f"Pruned to {100 * share:g} %, {NAMES[system]} has an {' and an '.join(words)}"
 
 
 def pruning_halves(folder: Path) -> Verdict:

@@ -29,7 +29,8 @@ How a ranking is judged:
   margin, the first number may be worse by at most this margin.
 - A claim is shown if all its comparisons hold. If a claim says "most", more than half of its comparisons must hold.
 - If a paper says "similar" or "slightly", we chose the margin or the share.
-- If the paper prints numbers, the same rule judges the paper's own numbers. If these do not show the claim, we write "only".
+- If the paper prints numbers, the same rule judges the paper's own numbers. In "only 2 of 5 comparisons", the word "only" means
+  that the paper's own numbers do not show the claim.
 - Tables below a claim count the comparisons that hold in our runs and with the paper's own numbers.
 
 Each experiment begins with the compared numbers and their setting. `python -m tools.every_table` writes this page from
@@ -184,7 +185,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"( \(.*? that we ran\)) comparisons hold", r" comparisons hold\1", text)
     text = re.sub(r"\b(\d+) of \1 comparisons hold", lambda found: _all(int(found[1])), text)
     text = text.replace("0 of 1 comparisons hold", "the comparison does not hold")
-    return re.sub(r"\b1 of (\d+) comparisons hold", r"1 of \1 comparisons holds", text)
+    return re.sub(r"\b1 of (\d+) comparisons hold\b", r"1 of \1 comparisons holds", text)
 
 
 def _all(count: int) -> str:

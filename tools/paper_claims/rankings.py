@@ -86,6 +86,16 @@ class Ranking:
         named = key[axes.index(self.axis)] in (*self.above, *self.below)
         return named and fits(self.when, dict(zip(axes, key, strict=True)))
 
+    def compared(self, numbers: Mapping[Key, float], axes: Sequence[str]) -> set[Key]:
+        """Keys of the numbers that take part in a comparison."""
+        at = axes.index(self.axis)
+        found = set()
+        for key in numbers:
+            rivals = {(*key[:at], rival, *key[at + 1 :]) for rival in self.below if rival != key[at]} & set(numbers)
+            if rivals and key[at] in self.above and fits(self.when, dict(zip(axes, key, strict=True))):
+                found |= {key, *rivals}
+        return found
+
     def _fixes(self, axis: str) -> bool:
         """Whether the claim is about a single value of an axis, which its text then names."""
         return isinstance(self.when.get(axis), str)

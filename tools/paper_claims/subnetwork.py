@@ -43,19 +43,19 @@ def toy_shares(folder: Path) -> str:
         [rule, *(f"{own[f'{title} {size}']:.0f}" for own in kept.values() for size in sizes)]
         for title, rule in RULES.items()
     ]
-    for title, name in (("Diagonal", "none: diagonal posterior"), ("Last layer", "none: last layer")):
+    for title, name in (("Diagonal", "no rule: diagonal posterior"), ("Last layer", "no rule: last layer")):
         rows.append([name, *(part for own in kept.values() for part in (f"{own[title]:.0f}", "", ""))])
     wide = {name: own["Diagonal"] / 100 for name, own in _kept(folder, "at_data").items()}
     return (
         "The table has shares in percent. A share is the standard deviation in the gap divided by the full posterior's standard "
         "deviation in the gap. Four rules select 50 %, 3 % or 1 % of the weights:\n\n"
         "- The curvature rule for all weights takes the largest 1 / (H + lambda). It is the rule in the paper's text.\n"
-        "- The curvature rule for live weights does the same among weights that change the output.\n"
+        "- The curvature rule for live weights takes the largest 1 / (H + lambda) among weights that change the output.\n"
         "- The SGD rule takes the largest variance over SGD iterates.\n"
         "- Random choice takes random weights.\n\n"
         + table(["rule", *(f"`{name}`, {size.removesuffix('%')} %" for name in kept for size in sizes)], rows)
-        + f"\n\nAt the data, the standard deviation of the diagonal posterior is {wide['matern']:.1f} times the "
-        f"full posterior's on `matern`, and {wide['cosine']:.1f} times on `cosine`. A share above 90 % counts as kept."
+        + f"\n\nAt the data, the standard deviation of the diagonal posterior is {wide['matern']:.1f} times as "
+        f"large as the full posterior's on `matern`, and {wide['cosine']:.1f} times on `cosine`. A share above 90 % counts as kept."
     )
 
 
@@ -107,8 +107,8 @@ def _small_beats_random(folder: Path, rule: str) -> Verdict:
     }
     return shown, (
         f"With 3 % of the weights, the shares on `matern` and `cosine` are {shares[rule, '3%']} with the {RULES[rule]}, and "
-        f"{shares['Random', '3%']} with random choice. With 1 % of the weights, they are {shares[rule, '1%']}, and "
-        f"{shares['Random', '1%']} with random choice"
+        f"{shares['Random', '3%']} with random choice. With 1 % of the weights, the shares are "
+        f"{shares[rule, '1%']}, and {shares['Random', '1%']} with random choice"
     )
 
 
@@ -215,8 +215,9 @@ def uci_numbers(folder: Path) -> str:
         for score, own, digits in (("MAP", likelihood[name], 3), ("gain", gain[name], 4))
     ]
     return (
-        "The table has the test log-likelihood of MAP, and the gain over MAP in nats of subnetworks with as many weights as the "
-        "smallest network. The numbers are means over complete splits. 1x50 is a network with one layer of 50 units.\n\n"
+        "The rows *MAP* have the test log-likelihood of MAP. The rows *gain* have the gain over MAP, in nats, of a subnetwork with "
+        "as many weights as the smallest network. All numbers are means over complete splits. The network 1x50 has one layer of 50 "
+        "units.\n\n"
         + table(["data set", "number", *networks], rows)
         + "\n\nThe share is the percentage of networks and splits in which the largest subnetwork has a higher log-likelihood than "
         "MAP.\n\n" + table(["data set", "splits", "weights, at most", "share"], _uci_shares(folder)[1])
