@@ -685,20 +685,36 @@ def _which(key: str, note: str, own: list[Cell]) -> str:
         return f"**{'; '.join(dict.fromkeys(name.partition(':')[0] for name in tables))}**: "
     if len(about) == len(alike):
         return "**Cells that are not met**: " if key == "reason" else "**Cells with a number**: "
-    return f"**{_grouped(about) or 'Other cells without a number'}**: "
+    return f"**{_grouped(about, own) or 'Other cells without a number'}**: "
 
 
-def _grouped(about: list[Cell]) -> str:
-    """Names of cells, grouped by row or by column; empty if there are too many cells without a number."""
-    every: list[dict[str, dict[str, None]]] = [{}, {}]
-    for cell in about:
-        every[0].setdefault(cell["row"], {})[cell["column"]] = None
-        every[1].setdefault(cell["column"], {})[cell["row"]] = None
-    groups = min(every, key=len)
-    if sum(map(len, groups.values())) <= 2 * MAX_NAMED:
-        between = "; " if any("," in place for places in groups.values() for place in places) else ", "
-        return "; ".join(f"{name} ({between.join(places)})" for name, places in groups.items())
-    return "" if about[0]["ours"] is None else "; ".join(groups)
+def _grouped(about: list[Cell], own: list[Cell]) -> str:
+    """Names of cells, grouped by row or by column; empty if there are too many cells without a number.
+
+    A row or column stands alone if the note is about all its cells that were run, or about all that were not run.
+    """
+    ran = about[0]["ours"] is not None
+    alike = [cell for cell in own if (cell["ours"] is not None) == ran]
+    named, every = (_places(cells) for cells in (about, alike))
+    axis = min((0, 1), key=lambda one: len(named[one]))
+    groups = named[axis]
+    if sum(map(len, groups.values())) > 2 * MAX_NAMED:
+        return "; ".join(groups) if ran else ""
+    between = "; " if any("," in place for places in groups.values() for place in places) else ", "
+    return "; ".join(
+        name if places.keys() == every[axis][name].keys() else f"{name} ({between.join(places)})"
+        for name, places in groups.items()
+    )
+
+
+def _places(cells: list[Cell]) -> tuple[dict[str, dict[str, None]], dict[str, dict[str, None]]]:
+    """The columns of each row, and the rows of each column, in which cells are."""
+    by_row: dict[str, dict[str, None]] = {}
+    by_column: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        by_row.setdefault(cell["row"], {})[cell["column"]] = None
+        by_column.setdefault(cell["column"], {})[cell["row"]] = None
+    return by_row, by_column
 
 
 def _decimals(number: float) -> int:
