@@ -137,30 +137,31 @@ def _by_size(folder: Path, score: str) -> dict[str, dict[int, float]]:
     return found
 
 
-def _at_sizes(found: Mapping[str, Mapping[int, float]], *sizes: int) -> str:
-    return " and ".join(
-        f"{' and '.join(f'{own[size]:.2f}' for size in sizes)} for {NAMES[system]}" for system, own in found.items()
+def _change(found: Mapping[str, Mapping[int, float]], score: str, first: int, last: int) -> str:
+    words = (
+        f"the {score} of {NAMES[system]} goes from {own[first]:.2f} to {own[last]:.2f}" for system, own in found.items()
     )
+    return f"From M = {first} to M = {last}, {', and '.join(words)}"
 
 
 def ablation_size(folder: Path) -> Verdict:
     """Accuracy improves with M."""
     found = _by_size(folder, "accuracy")
-    words = f"With M = 16 and M = 128, the accuracy is {_at_sizes(found, 16, 128)}"
+    words = _change(found, "accuracy", 16, 128)
     return all(list(own.values()) == sorted(own.values()) for own in found.values()), words
 
 
 def ablation_size_ece(folder: Path) -> Verdict:
     """ECE improves with M."""
     found = _by_size(folder, "ece")
-    words = f"With M = 64 and M = 128, the ECE is {_at_sizes(found, 64, 128)}"
+    words = _change(found, "ECE", 64, 128)
     return all(list(own.values()) == sorted(own.values(), reverse=True) for own in found.values()), words
 
 
 def ablation_128(folder: Path) -> Verdict:
     """M = 128 has a higher accuracy and a higher ECE than M = 64."""
     found = {name: _by_size(folder, name.lower()) for name in ("accuracy", "ECE")}
-    words = (f"With M = 64 and M = 128, the {name} is {_at_sizes(part, 64, 128)}" for name, part in found.items())
+    words = (_change(part, name, 64, 128) for name, part in found.items())
     return all(own[128] > own[64] for part in found.values() for own in part.values()), ". ".join(words)
 
 

@@ -97,7 +97,8 @@ def _item(title: str, own: Sequence[Entry]) -> str:
     if len(groups) == 1:
         return f"{head}. {_verdict(own)} {_cause(own[0]['cause'])}".rstrip() + "\n"
     if len(groups) >= MIN_ROWS and all(one["brief"] for one in own):
-        below = [_table(groups), *(_cause(cause, _settings(about)) for cause, about in causes.items())]
+        below = [_table(groups)]
+        below += [_cause(cause, _settings(about) if len(about) < len(own) else ()) for cause, about in causes.items()]
         return "\n\n".join([head, *(_indented(part) for part in below)]) + "\n"
     lines = []
     for group in groups:
@@ -116,7 +117,7 @@ def _figures(names: Sequence[str]) -> str:
     return _joined(names)
 
 
-MIN_ROWS = 3
+MIN_ROWS = 2
 """Smallest number of different outcomes of a ranking that are printed as a table."""
 
 

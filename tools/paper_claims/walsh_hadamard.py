@@ -120,7 +120,8 @@ def transform_on_gpu(folder: Path) -> Verdict:
     """On a GPU, the transform is faster than a dense product at every size."""
     found, recorded = _on_gpu(folder)
     return max(found.values()) < 1, (
-        f"For D = 512, the ratio is {found[512]:.2f}. If both operations are replayed from a CUDA graph, it is {recorded[512]:.2f}"
+        f"For D = 512, the ratio is {found[512]:.2f}. If both operations are replayed from a CUDA graph, the ratio is "
+        f"{recorded[512]:.2f}"
     )
 
 
