@@ -185,7 +185,7 @@ def test_what_fails_its_check_is_removed_and_the_next_mirror_is_tried(server, tm
     (home / "page").write_text("<html>please sign in</html>")
     (home / "file").write_text("1 2 3")
     path = tmp_path / "got" / "numbers.txt"
-    with pytest.raises(ValueError, match=r"page gave the wrong file: could not convert"):
+    with pytest.raises(ValueError, match=r"page returned the wrong file: could not convert"):
         download.fetch([f"{address}/page"], path, check=np.loadtxt)
     assert not list(path.parent.iterdir())
     assert download.fetch([f"{address}/page", f"{address}/file"], path, check=np.loadtxt).read_text() == "1 2 3"

@@ -125,8 +125,9 @@ class NoisyKFAC(LayerwiseTrainer):
         )
         if not plain or any(weight.aliases for weight in layer.weights):
             raise ValueError(
-                f"NoisyKFAC: {layer.weights[0].name} is tied to another weight, or does not belong to a linear layer or to a "
-                "convolution with groups=1; to keep it as a point estimate, use selectors such as {'Linear': MatrixNormal()}"
+                f"NoisyKFAC: {layer.weights[0].name} cannot have this posterior, because it is tied to another weight, "
+                "or because its layer is neither linear nor a convolution with groups=1; to keep it as a point estimate, select "
+                "only other layers, for example {'Linear': MatrixNormal()}"
             )
         if len({self.prior_precision[weight.name] for weight in layer.weights}) > 1:
             raise ValueError(

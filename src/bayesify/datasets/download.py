@@ -197,7 +197,7 @@ def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] 
         if check is not None:
             check(path)
     except ValueError as error:
-        raise ValueError(f"gave the wrong file: {error}") from error
+        raise ValueError(f"returned the wrong file: {error}") from error
 
 
 def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:

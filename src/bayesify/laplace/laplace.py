@@ -376,7 +376,7 @@ class Laplace(Drawable):
 
     def _whole_rows(self, examples: Examples, count: int) -> list[Batch]:
         """About `count` rows from all parts of the data. The result is empty if some row has an example weight below 1,
-        because such a row is less than one example and cannot be left out."""
+        because leaving out such a row would remove less than one example."""
         batches = [batch.weighed() for batch in examples.all_over(count)]
         parts = torch.tensor([float((batch.counts < 1).any()) for batch in batches if len(batch)], dtype=torch.float64)
         if float(sum_over_processes(parts.sum())) > 0:

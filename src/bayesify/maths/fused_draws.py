@@ -43,9 +43,8 @@ class Plan:
     The entries of a weight are processed in the order of memory, in tiles. Each draw of a weight takes its noise from
     its own tiles of the stream of random numbers. The weights follow one another in the stream, as in
     `DrawRequest.normals(..., tile=TILE)`. The kernels read a table with one row per weight. The table has these columns: the
-    positions of the mean and of the log std in memory (counted in numbers from `base`); the size; the first tile of noise; the
-    number of tiles per draw; the index of the first number of the draws; the index of the first number of the gradient; and
-    whether vector loads are possible.
+    offsets of the mean and of the log std from `base`, in elements; the size of the weight; its first tile of noise; its number of
+    tiles per draw; the offset of its draws; the offset of its gradient; and whether vector loads are possible.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 r"""Matrices of a regression on a convolution's patches. Kernels on a GPU compute the matrices as products of bfloat16 patches.
 
-The features of a network that runs in bfloat16 are bfloat16 numbers. Products of two bfloat16 numbers are exact in
-float32, and a GPU sums in float32 as fast as it multiplies. Therefore the only rounding error in $\sum_m \lambda_m
-A_m^\top [A_m\ V_m]$, a sum over examples m, comes from float32 sums over the positions of one example. The precisions $\lambda$
-multiply these sums. Only V is rounded to bfloat16. V takes the place of the network's outputs, which are also rounded to
-bfloat16. No matter how V is rounded, the two matrices are those of some regression, so the evidence lower bound remains valid.
-Unlike `convolution_moments`, this module extracts the patches; it works on chunks of examples to limit the memory.
+The features of a network that runs in bfloat16 are bfloat16 numbers. Products of two bfloat16 numbers are exact in float32,
+and a GPU sums in float32 as fast as it multiplies. In $\sum_m \lambda_m A_m^\top [A_m\ V_m]$, where m runs over examples,
+each product $A_m^\top [A_m\ V_m]$ is a sum over the positions of example m. This sum is computed in float32, and its rounding
+is the only error. The precisions $\lambda$ multiply these sums. Only V is rounded to bfloat16. V takes the place of the
+network's outputs, which are also rounded to bfloat16. No matter how V is rounded, the two matrices are those of some
+regression, so the evidence lower bound remains valid. Unlike `convolution_moments`, this module extracts the patches; it
+works on chunks of examples to limit the memory.
 """
 
 import math

@@ -22,9 +22,9 @@ class MatrixNormal(Posterior):
 
     so that $\operatorname{Cov}(\operatorname{vec} W) = L_c L_c^\top \otimes L_r L_r^\top$. Stored parameters:
     `mean_value` (unconstrained), the diagonals of the factors (mapped through softplus), and the strictly lower parts
-    divided by the diagonals (unconstrained, row by row). Each step of the optimizer moves all lower entries away from 0. Without
-    the division, the many lower entries of a wide layer would together outgrow the diagonal. A layer needs `rows cols + rows
-    (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
+    divided by the diagonals (unconstrained, row by row). The lower parts
+    start at 0, and training makes all their entries nonzero. Without the division, the many lower entries of a wide layer would
+    together outgrow the diagonal. A layer needs `rows cols + rows (rows + 1) / 2 + cols (cols + 1) / 2` numbers.
 
     Args:
         init_std: Standard deviations before training. The default is a tenth of the root mean square of the layer's weights, or
