@@ -41,7 +41,8 @@ class FitReport(Plain):
             ensemble that has not seen the fold. The predictions for each fold are then recalibrated on the other folds. The
             mapping is empty if there are several targets.
         steps: For each member, the step at which it predicted its held-out rows best.
-        notes: Sentences that say which likelihoods failed on held-out rows, and which rows get wider intervals.
+        notes: Sentences that say which likelihoods failed on held-out rows, which rows get wider intervals, and which temperature
+            the class probabilities have.
         categories: Encoding of text columns with many levels: `"levels"` or `"means"`, or empty if there are no such
             columns. It is `"nothing"` if no column is used, because one distribution for all rows predicts better.
     """

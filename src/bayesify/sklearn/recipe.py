@@ -11,6 +11,7 @@ the leverages and residuals of this plain network.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bayesify.baselines.temperature_scaling import rescale
 from bayesify.conversion import bayesianize
 from bayesify.likelihoods import REGISTRY, Gaussian, Likelihood
 from bayesify.network import BayesianNetwork
-from bayesify.posteriors import Point
+from bayesify.posteriors import Ensemble, Point
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -126,6 +128,9 @@ NUM_MEMBERS_OF_EARLIER_ROWS = 3
 MAX_LINEAR_RATIO = 0.98
 """Linear models replace the networks if the score of their held-out rows is at most this multiple of the networks' score. Each
 held-out row is predicted by one model; predictions by all of them are more accurate for networks and equal for linear models."""
+MIN_TEMPERATURE, NUM_TEMPERATURES, LOG_TEMPERATURE_STD = 0.2, 41, 0.35
+"""Smallest temperature of class probabilities, number of tried temperatures from 1 to the smallest, and prior standard deviation
+of the temperature's logarithm."""
 LATER_EFFORT_SHARE = 0.25
 """Number of epochs in a later call of `partial_fit`, as a share of the usual number."""
 
@@ -713,13 +718,10 @@ def pinball(predictive: RegressionPredictive, y: Tensor, weights: np.ndarray) ->
 
 
 def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, settings: Settings) -> FittedTable:
-    """The fitted table with out-of-fold scores and, if the targets are numbers, with probabilities recalibrated on held-out
-    rows."""
+    """The fitted table with out-of-fold scores and with probabilities recalibrated on held-out rows."""
     found, units, folds = chosen.found, fitted.units, chosen.folds
     if units is None:
-        assert isinstance(found, ClassificationPredictive)
-        report = replace(fitted.report, out_of_fold=_score_classes(found, rows))
-        return replace(fitted, report=report, held_out=HeldOut(rows.y, probs=found.class_probs.double().numpy()))
+        return _sharpened(fitted, chosen, rows)
     assert isinstance(found, RegressionPredictive)
     y, one = torch.from_numpy(rows.y), rows.y.shape[1] == 1
     bounded = rows.y.min() >= 0 and one
@@ -755,6 +757,46 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
     notes = tuple(filter(None, (*fitted.report.notes, empty.note(fitted.columns))))
     report = replace(fitted.report, out_of_fold=scores.means(), notes=notes)
     return replace(fitted, units=units, report=report, held_out=held_out, empty=empty)
+
+
+def _sharpened(fitted: FittedTable, chosen: _Members, rows: Rows) -> FittedTable:
+    """The fitted table of classes with out-of-fold scores. The logits are divided by the temperature, inside the last layer.
+
+    Each fold is scored with the temperature of the other folds.
+    """
+    found, model, notes = chosen.found, fitted.model, fitted.report.notes
+    assert isinstance(found, ClassificationPredictive)
+    assert isinstance(model, BayesianNetwork)
+    assert isinstance(model.posterior, Ensemble)
+    temperatures = fit_temperatures(found, rows, chosen.folds)
+    temperature = float(temperatures[0])
+    if temperature < 1:
+        with torch.no_grad():
+            for value in model.posterior.value.values()[-2:]:  # weight and bias of the last layer
+                value /= temperature
+        notes += (
+            f"Probabilities are more extreme than the networks' own probabilities (temperature {temperature:.2f}), because "
+            "out-of-fold predictions were right more often than their probabilities said.",
+        )
+    found = found.map_outputs(lambda logits: logits / temperatures[1:][torch.from_numpy(chosen.folds), None])
+    report = replace(fitted.report, out_of_fold=_score_classes(found, rows), notes=notes)
+    return replace(fitted, report=report, held_out=HeldOut(rows.y, probs=found.class_probs.double().numpy()))
+
+
+def fit_temperatures(found: ClassificationPredictive, rows: Rows, folds: np.ndarray) -> Tensor:
+    r"""Temperatures [1 + K] that are fitted to all held-out rows, and to the held-out rows outside of each of the K folds.
+
+    $$ \hat T = \arg\min_{T \le 1} -\sum_n \omega_n \log p_T(y_n | x_n) + (\log T)^2 / (2 \sigma^2) $$
+
+    $\omega$ are the weights of the rows, and $\sigma$ is `LOG_TEMPERATURE_STD`. A held-out row is predicted by one network. The
+    mean prediction of all networks is less certain, so a temperature above 1 would often be wrong for the mean prediction.
+    """
+    logs = torch.linspace(0.0, math.log(MIN_TEMPERATURE), NUM_TEMPERATURES, dtype=torch.float64)
+    y, weights, fold_of_row = (torch.from_numpy(each) for each in (rows.y, rows.weights, folds))
+    losses = [torch.bincount(fold_of_row, -weights * rescale(found, log.exp()).log_prob(y)) for log in logs]
+    by_fold = torch.stack(losses)  # [NUM_TEMPERATURES, K]
+    total, penalty = by_fold.sum(1, keepdim=True), logs.square() / (2 * LOG_TEMPERATURE_STD**2)
+    return logs.exp()[(torch.cat((total, total - by_fold), 1) + penalty[:, None]).argmin(0)]
 
 
 def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recalibration, EmptyCells]:
