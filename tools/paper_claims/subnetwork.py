@@ -63,15 +63,15 @@ def _shares(folder: Path, names: Mapping[str, str]) -> str:
     """Shares of systems on both data sets, in words. `names` has the displayed text by the title in the files."""
     kept = _kept(folder)
     words = (
-        f"{' and '.join(f'{own[title]:.0f} %' for own in kept.values())} with the {told}"
-        for title, told in names.items()
+        f"{told} has {'shares of ' * (place == 0)}{' and '.join(f'{own[title]:.0f} %' for own in kept.values())}"
+        for place, (title, told) in enumerate(names.items())
     )
-    return f"The shares on `matern` and `cosine` are {', and '.join(words)}".replace("the random", "random")
+    return f"On `matern` and `cosine`, {', and '.join(words)}"
 
 
 def _half_keeps(folder: Path, rule: str) -> Verdict:
     shown = all(own[f"{rule} 50%"] > 90 > own["Diagonal"] for own in _kept(folder).values())
-    return shown, _shares(folder, {f"{rule} 50%": RULES[rule], "Diagonal": "diagonal posterior"})
+    return shown, _shares(folder, {f"{rule} 50%": _the(rule), "Diagonal": "the diagonal posterior"})
 
 
 def toy_keeps_uncertainty(folder: Path) -> Verdict:
@@ -94,22 +94,22 @@ def toy_beats_last_layer(folder: Path) -> Verdict:
     """Half of the weights are nearer to the uncertainty of the full posterior between clusters than the last layer."""
     found = _kept(folder).values()
     shown = all(abs(own["Live weights 50%"] - 100) < abs(own["Last layer"] - 100) for own in found)
-    return shown, _shares(folder, {"Live weights 50%": RULES["Live weights"], "Last layer": "last layer"})
+    return shown, _shares(folder, {"Live weights 50%": _the("Live weights"), "Last layer": "the last layer"})
 
 
 def _small_beats_random(folder: Path, rule: str) -> Verdict:
     kept = _kept(folder)
     shown = all(own[f"{rule} {size}"] > own[f"Random {size}"] for own in kept.values() for size in ("3%", "1%"))
-    shares = {
-        (title, size): " and ".join(f"{own[f'{title} {size}']:.0f} %" for own in kept.values())
-        for title in (rule, "Random")
+    words = (
+        f"With {size[0]} % of the weights, "
+        + _shares(folder, {f"{rule} {size}": _the(rule), f"Random {size}": _the("Random")}).replace("On", "on", 1)
         for size in ("3%", "1%")
-    }
-    return shown, (
-        f"With 3 % of the weights, the shares on `matern` and `cosine` are {shares[rule, '3%']} with the {RULES[rule]}, and "
-        f"{shares['Random', '3%']} with random choice. With 1 % of the weights, the shares are "
-        f"{shares[rule, '1%']}, and {shares['Random', '1%']} with random choice"
     )
+    return shown, ". ".join(words)
+
+
+def _the(rule: str) -> str:
+    return RULES[rule] if rule == "Random" else f"the {RULES[rule]}"
 
 
 def toy_variance_beats_random(folder: Path) -> Verdict:
@@ -334,9 +334,11 @@ def cifar10_outside_as_map(folder: Path) -> Verdict:
     }
     shown = all(abs(own[name] - own["map"]) < 0.02 for own in sets.values() for name in ("subnetwork", "random"))
     judged = ("map", "subnetwork", "random")
-    words = "; ".join(f"on {NAMES[name]}, {listed({one: own[one] for one in judged}, 3)}" for name, own in sets.items())
+    words = ". ".join(
+        f"On {NAMES[name]}, the AUROCs are {listed({one: own[one] for one in judged}, 3)}" for name, own in sets.items()
+    )
     paper = listed(dict(zip(judged, (0.86, 0.85, 0.86), strict=True)))
-    return shown, f"The AUROCs are: {words}. On SVHN in the paper, they are {paper}"
+    return shown, f"{words}. In the paper, the AUROCs on SVHN are {paper}"
 
 
 def resnet50_gain(folder: Path) -> Verdict:
@@ -365,11 +367,12 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
     }
     other = gained("rotated_mnist_hessian.json", ("subnetwork_widest", "random_widest", "last_layer_widest"), ("60",))
     gains = list(above.values())
+    told = ", ".join(f"{gain:.2f} nats ({name})" for name, gain in other.items())
     shown = all(chosen > 2 * random for chosen, random in zip(gains[::2], gains[1::2], strict=True))
     return shown, (
         f"The gains over MAP at 60, 90 and 120 degrees are {by_system['subnetwork']} nats for selected weights and "
         f"{by_system['random']} nats for random weights (prior precision 500). On an earlier network, whose weights were selected "
-        f"by 1 / (H + lambda), the claim did not hold: the gains at 60 degrees were {listed(other)} nats. Its precision was the "
+        f"by 1 / (H + lambda), the claim did not hold: at 60 degrees, the gains were {told}. The precision of that network was the "
         "smallest one that lowers the log-likelihood on validation images by at most 0.06 nats"
     )
 
