@@ -54,8 +54,8 @@ hide: [navigation, toc]
 *For readers who check our reproduction number by number.* Each cell has our number ± its standard error, and in parentheses
 the published number ± its spread. Our number is rounded to the decimals that the paper prints.
 
-- A **bold** number meets the published one or is better. A number meets the published one if it is worse by at most the published
-  spread, or by at most 1 % if the paper prints no spread.
+- A **bold** number meets the published one or is better. Our number may be worse by the published spread, or by 1 % where the paper
+  prints no spread.
 - The sign **≈** means that our number agrees with the published one: it is within the spread in either direction. Counts must be
   equal.
 - The sign `–` means that we did not run the cell.
