@@ -136,9 +136,9 @@ def factorized_fails_under_scale(folder: Path) -> Verdict:
         for runs in ("uci", "uci_no_warm_up")
     }
     return ahead["uci"] > 0.2, (
-        "On average over five data sets, the test log-likelihood of gi minus that of fac is "
-        f"{ahead['uci']:.2f} if the weight of the KL rises from 0.1, and {ahead['uci_no_warm_up']:.2f} if the KL has its full "
-        "weight from the first step"
+        "The test log-likelihood of gi minus the test log-likelihood of fac, averaged over five data sets, is "
+        f"{ahead['uci']:.2f} nats if the weight of the KL rises from 0.1. This difference is {ahead['uci_no_warm_up']:.2f} nats if "
+        "the KL has its full weight from the first step"
     )
 
 
