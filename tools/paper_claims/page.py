@@ -33,8 +33,9 @@ How a ranking is judged:
   that the paper's own numbers do not show the claim.
 - Tables below a claim count the comparisons that hold in our runs and with the paper's own numbers.
 
-Each experiment begins with the compared numbers and their setting. `python -m tools.every_table` writes this page from
-`papers/results` and the list in `tools/every_table.toml`. This program computes verdicts and numbers. Causes are written by hand.
+Each experiment begins with the compared numbers and their setting. Claims that are not shown come first, then the untested
+ones. `python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. This program
+computes verdicts and numbers. Causes are written by hand.
 """
 Entry = Mapping[str, Any]
 
