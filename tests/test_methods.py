@@ -93,7 +93,7 @@ def test_names_of_the_library_load_no_entry_point(
 
 def test_what_cannot_be_loaded_is_skipped_by_name(install: Callable[..., None]) -> None:
     install("no_such_thing", "Theirs")
-    with pytest.warns(UserWarning, match=r"'no_such_thing = .*' is skipped: AttributeError"):
+    with pytest.warns(UserWarning, match=r"'no_such_thing = .*' could not be loaded and is skipped: AttributeError"):
         assert list(all_methods()) == [*METHODS, "theirs"]
     assert list(all_methods()) == [*METHODS, "theirs"]  # once, and without a second warning
 

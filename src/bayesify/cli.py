@@ -244,7 +244,9 @@ def _report_path(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise typer.BadParameter(f"cannot make {folder}: {error.strerror}", param_hint="--out") from error
+        raise typer.BadParameter(
+            f"{folder} cannot be created: {error.strerror}; give another folder", param_hint="--out"
+        ) from error
     return folder / REPORT_NAME
 
 

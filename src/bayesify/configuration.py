@@ -103,7 +103,10 @@ def restore_choices(net: nn.Module, config: Any) -> Choices:
     """The objects that the `config()` of a Bayesian network describes. Unlike `bayesianize`, this function does not accept the
     path of a file."""
     if not isinstance(config, Mapping) or not isinstance(config.get("posterior"), Mapping):
-        raise ValueError("the configuration of a Bayesian network must be a plain dict with an entry 'posterior'")
+        raise ValueError(
+            "the stored configuration is not a dict with an entry 'posterior', so it does not describe a Bayesian "
+            "network"
+        )
     return make_choices(net, config)
 
 
@@ -181,7 +184,7 @@ def restore_likelihood(config: Any, state: Mapping[str, Tensor], like: Tensor) -
     `likelihood.*`."""
     likelihood = make_likelihood(config)
     if likelihood is None:
-        raise ValueError("the stored configuration has no likelihood")
+        raise ValueError("the stored configuration has no entry 'likelihood', so it is incomplete")
     likelihood = likelihood.to(like)
     likelihood.load_state_dict(below("likelihood", state))
     return likelihood

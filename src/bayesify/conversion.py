@@ -92,6 +92,6 @@ def bayesianize(
             is float16.
     """
     if isinstance(net, BayesianNetwork):
-        raise TypeError("bayesianize: net is already a BayesianNetwork; give the plain network, or its mean_network()")
+        raise TypeError("bayesianize: net= is already a BayesianNetwork; give the plain network, or its mean_network()")
     chosen = configuration.make_choices(net, posterior, likelihood, prior, output, batch_statistics)
     return BayesianNetwork(net, **vars(chosen))

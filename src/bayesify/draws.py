@@ -181,10 +181,13 @@ class Draws:
         if isinstance(index, slice):
             chosen = range(len(self))[index]
             if len(chosen) == 0:
-                raise IndexError(f"Draws: {index} selects none of {len(self)} draws")
+                raise IndexError(
+                    f"Draws: {index} selects no draw; give an index or a slice that selects at least one of the "
+                    f"{len(self)} draws"
+                )
             return Draws(self.runner, at(self.weights, index), self.kl[index], self.buffers and self.buffers[index])
         if not -len(self) <= index < len(self):
-            raise IndexError(f"Draws: index {index} is out of range for {len(self)} draws")
+            raise IndexError(f"Draws: index {index} is out of range; there are {len(self)} draws")
         buffers = self.buffers[index] if self.buffers else None
         return Draw(self.runner, at(self.weights, index), self.kl[index], buffers)
 

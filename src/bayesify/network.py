@@ -215,7 +215,8 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """
         if len(self.posteriors) > 1:
             raise ValueError(
-                f"posterior: this network has {len(self.posteriors)} posteriors, not one; use bnn.posteriors[i]"
+                f"BayesianNetwork.posterior: this network has {len(self.posteriors)} posteriors; choose one with "
+                "bnn.posteriors[i]"
             )
         return next(iter(self.posteriors))
 
@@ -483,7 +484,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         args, kwargs = checked_inputs(x)
         if method == "moments":
             if num_draws is not None or draws is not None or antithetic:
-                raise ValueError("predict: method='moments' makes no draws; leave out num_draws, draws and antithetic")
+                raise ValueError("predict: method='moments' draws nothing; omit num_draws=, draws=, antithetic= here")
             road, options = self._decided(), {"output": self.output, "memory": memory, "split_batch": split_batch}
             with explain_shape_errors(args, kwargs), full_precision(road.device):
                 given = (road.runner, self.posteriors, self.layout, likelihood, args, kwargs)
@@ -506,9 +507,9 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             return None
         if num_draws is not None and num_draws > len(kept):
             warnings.warn(
-                f"predict: num_draws={num_draws}, but only {len(kept)} draws have their own batch statistics; this "
-                f"prediction uses batch statistics averaged over draws, which is less accurate; to avoid this, keep "
-                f"more draws with bayesify.keep_draws",
+                f"predict: num_draws={num_draws}, but only {len(kept)} draws have their own batch statistics, so "
+                "this prediction uses batch statistics averaged over draws, which are less accurate; give a smaller "
+                "num_draws=, or keep more draws with bayesify.keep_draws",
                 stacklevel=4,
             )
             return None

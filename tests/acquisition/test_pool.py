@@ -129,9 +129,9 @@ def test_what_does_not_fit_is_named(tmp_path):
     with pytest.raises(ValueError, match="a different size"):
         label_pool(train, Oracle(), X, at_random, start=[0, 1, 2], size=6, rounds=1, path=path, seed=7)
     for start in ([], [0, 0], [60]):
-        with pytest.raises(ValueError, match="start is"):
+        with pytest.raises(ValueError, match="start= holds"):
             label_pool(train, Oracle(), X, at_random, start=start, size=6, rounds=1)
-    with pytest.raises(ValueError, match="choose returned"):
+    with pytest.raises(ValueError, match="choose= returned"):
         label_pool(train, Oracle(), X, lambda *_: torch.tensor([3, 3]), start=[0], size=2, rounds=1)
     with pytest.raises(ValueError, match="for 2 examples; return a tensor with one label per example"):
         label_pool(train, lambda indices: LABELS[:1], X, at_random, start=[0, 1], size=2, rounds=1)

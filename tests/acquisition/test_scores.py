@@ -146,7 +146,7 @@ def test_epistemic_leaves_the_noise_out():
 
 def test_what_does_not_fit_is_named():
     draws, x = draws_of(logits(3, 4, 3))
-    with pytest.raises(ValueError, match="size=5, but there are 4 examples"):
+    with pytest.raises(ValueError, match="size=5 is larger than the number of examples, 4"):
         batch_bald(draws, x, 5)
     with pytest.raises(TypeError, match="Gaussian is not a classification likelihood"):
         batch_bald(draws, x, 2, likelihood=likelihoods.Gaussian())

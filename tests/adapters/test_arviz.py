@@ -88,7 +88,7 @@ def test_a_file_comes_back(tmp_path):
     ("make", "error", "message"),
     [
         (lambda: to_inference_data(nn.Linear(1, 1)), TypeError, "Linear has no draws"),
-        (lambda: to_inference_data(network(), y=Y), ValueError, "y is given without x"),
+        (lambda: to_inference_data(network(), y=Y), ValueError, "y= is given without x="),
         (lambda: to_inference_data([]), ValueError, "empty sequence of chains"),
         (lambda: to_inference_data([network().draw(2), network().draw(3)]), ValueError, "chain 1 has 3 draws"),
         (lambda: to_inference_data(network().draw(2), num_draws=3), ValueError, "num_draws=3; give at least 1 and at"),

@@ -291,5 +291,5 @@ def test_what_does_not_fit_is_named(linear):
             BoTorchModel(network(), 2, data=(x, y)).condition_on_observations(*given)
     with pytest.raises(ValueError, match=r"points \(2,\).*x.unsqueeze\(0\)"):
         BoTorchModel(network(), 2).posterior(x[0])
-    with pytest.raises(TypeError, match="observation_noise is not True or False"):
+    with pytest.raises(TypeError, match="observation_noise= is neither True nor False"):
         BoTorchModel(network(), 2).posterior(x, observation_noise=torch.ones(1))

@@ -175,11 +175,11 @@ def test_a_checkpoint_is_gone_on_from(tmp_path):
 
 def test_mistakes_are_named(tmp_path):
     bnn = bayesianize_head(classifier())
-    with pytest.raises(ValueError, match="give the name of the last layer as head"):
+    with pytest.raises(ValueError, match="give head= the name of the last layer"):
         bayesianize_head(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match=r"weight_decay=0\.1; set it to 0"):
         BayesianTrainer(bnn, arguments(tmp_path, weight_decay=0.1), train_dataset=sentences(4, 0))
-    with pytest.raises(ValueError, match="give it as num_data"):
+    with pytest.raises(ValueError, match="give num_data= this number"):
         BayesianTrainer(bnn, arguments(tmp_path))
     with pytest.raises(TypeError, match=r"BayesianTrainer: model=.*; give a BayesianNetwork"):
         BayesianTrainer(classifier(), arguments(tmp_path))

@@ -217,21 +217,21 @@ def test_accumulated_batches_are_one_large_batch():
 
 
 def test_bad_input():
-    with pytest.raises(TypeError, match="posterior is Point; make the network with MeanField"):
+    with pytest.raises(TypeError, match="has the posterior Point; make the network with MeanField"):
         baselines.IVON(bayesify.bayesianize(cases.mlp(), "point", likelihood="gaussian"))
     for options in ({"learning_rate": 0.0}, {"decay": 1.0}, {"clip": 0.0}, {"init_curvature": -1.0}, {"num_draws": 0}):
         name, value = next(iter(options.items()))
         with pytest.raises(ValueError, match=f"{name}={value}"):
             baselines.IVON(linear(), **options)
-    with pytest.raises(ValueError, match="IVON: num_data is unknown"):
+    with pytest.raises(ValueError, match="IVON: the number of training examples is unknown"):
         baselines.IVON(linear()).step(*regression())
     capped = bayesify.bayesianize(cases.mlp(), posteriors.MeanField(max_std=0.1), likelihood="gaussian")
     with pytest.raises(ValueError, match=r"IVON: MeanField\(max_std=0.1\)"):
         baselines.IVON(capped)
-    with pytest.raises(TypeError, match=r"IVON.fit: optimizer is not an argument of this fit"):
+    with pytest.raises(TypeError, match=r"IVON.fit: optimizer is not an argument of this method's fit"):
         trainer().fit(loader(), 1, optimizer=None)
     endless = (batch for batch in loader())
-    with pytest.raises(ValueError, match="a schedule needs a loader with a length"):
+    with pytest.raises(ValueError, match="schedule= needs the number of steps; give a loader with a length"):
         trainer(num_data=60).fit(endless, 1, schedule=lambda share: 1.0)
     made, (x, y) = trainer(num_data=60), images()
     before = {name: value.clone() for name, value in made.bnn.posterior.state_dict().items()}

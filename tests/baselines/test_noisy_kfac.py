@@ -245,5 +245,5 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=words):
             baselines.NoisyKFAC(bnn, **options)
-    with pytest.raises(TypeError, match="posterior is MeanField; make the network with MatrixNormal"):
+    with pytest.raises(TypeError, match="has the posterior MeanField; make the network with MatrixNormal"):
         baselines.NoisyKFAC(bayesify.bayesianize(mlp(), "mean_field", likelihood="gaussian"))

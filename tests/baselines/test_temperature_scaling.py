@@ -203,7 +203,7 @@ def test_laplace_is_scaled_by_default_with_draws_of_the_linearized_network(tmp_p
     for model in (scaled, bayesify.load(tmp_path / "scaled.safetensors", net)):
         torch.testing.assert_close(predict(model).probs, (outputs / scaled.temperature).softmax(-1).mean(0))
     assert scaled.fit([(x, y)]).method == "linearized_mc"
-    remedy = "predict with method='draws', or for Laplace with method='linearized_mc' or method='network_mc'"
+    remedy = r"predict with method='draws' \(for Laplace, with method='linearized_mc' or 'network_mc'\)"
     for call in (scaled.predict, lambda x, method: scaled.fit([(x, y)], method=method)):
         with pytest.raises(TypeError, match=f"GaussianClassPredictive is not a mixture over draws; {remedy}"):
             call(x, method="closed_form")

@@ -235,7 +235,7 @@ def test_bfloat16_steps_are_finite():
 
 def test_bad_input():
     bnn = linear()
-    with pytest.raises(TypeError, match="posterior is Point; make the network with MeanField"):
+    with pytest.raises(TypeError, match="has the posterior Point; make the network with MeanField"):
         baselines.VOGN(bayesify.bayesianize(cases.mlp(), "point", likelihood="gaussian"))
     with pytest.raises(TypeError, match="give a BayesianNetwork; bayesianize makes one"):
         baselines.VOGN(cases.mlp())
@@ -250,7 +250,7 @@ def test_bad_input():
     ):
         with pytest.raises(ValueError, match=words):
             baselines.VOGN(bnn, **options)
-    with pytest.raises(ValueError, match="num_data is unknown"):
+    with pytest.raises(ValueError, match="number of training examples is unknown"):
         baselines.VOGN(bnn).step(*regression())
     x, y = regression()
     with pytest.raises(ValueError, match="num_data=5, but the loader has 30"):

@@ -336,7 +336,7 @@ def test_a_missing_file_is_told_before_anything_large_is_loaded(tmp_path):
     )
     command = [sys.executable, "-c", program, "compare", "nothing.csv", "--target", "y"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stderr == "bayesify compare: nothing.csv: there is no such file\n"
+    assert done.stderr == "bayesify compare: nothing.csv: there is no such file; check the path\n"
     assert done.stdout == "2 []\n"
 
 

@@ -162,7 +162,7 @@ def test_rows_in_the_order_of_dates_get_a_hint(tmp_path):
     [
         ({"group": "x9"}, "--group x9: t.csv has no such column; did you mean 'x"),
         ({"time": "y"}, "--time y: this is the target"),
-        ({"time": "x0", "group": "x1"}, "--group and --time: give only one of them"),
+        ({"time": "x0", "group": "x1"}, "--group and --time cannot be combined; give only one of them"),
         ({"time": "name"}, "'name' holds texts; a time must be a date or a number"),
     ],
 )

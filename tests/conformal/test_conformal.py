@@ -340,7 +340,7 @@ def test_intervals_of_counts_hold_what_they_say(level: float) -> None:
         (lambda: conformal.Intervals().interval((np.zeros(2), np.ones(2))), ValueError, "call fit"),
         (lambda: conformal.Sets().sets(np.full((2, 2), 0.5)), ValueError, "call fit"),
         (lambda: conformal.threshold(torch.ones(3), 1.0), ValueError, "level=1.0; give a probability"),
-        (lambda: conformal.threshold(torch.tensor([1.0, math.nan]), 0.5), ValueError, "scores contain NaN"),
+        (lambda: conformal.threshold(torch.tensor([1.0, math.nan]), 0.5), ValueError, "scores= contains NaN"),
         (
             lambda: conformal.Intervals().fit(np.zeros(3), np.zeros(3)),
             TypeError,
@@ -367,11 +367,11 @@ def test_groups_that_do_not_fit() -> None:
     fitted = conformal.Intervals().fit(arrays, np.arange(4.0), groups=["a", "a", "b", "b"])
     with pytest.raises(ValueError, match="group 'c' has no calibration row"):
         fitted.interval(arrays, 0.5, groups=["a", "b", "c", "a"])
-    with pytest.raises(ValueError, match="fit was given groups"):
+    with pytest.raises(ValueError, match="fit was called with groups="):
         fitted.interval(arrays, 0.5)
-    with pytest.raises(ValueError, match="groups are given, but fit was given none"):
+    with pytest.raises(ValueError, match="groups= is given, but fit was called without groups="):
         conformal.Intervals().fit(arrays, np.arange(4.0)).interval(arrays, 0.5, groups=["a", "a", "b", "b"])
-    with pytest.raises(ValueError, match="groups has length 3, but there are 4 rows"):
+    with pytest.raises(ValueError, match="groups= has length 3, but there are 4 rows"):
         fitted.interval(arrays, 0.5, groups=["a", "b", "a"])
 
 

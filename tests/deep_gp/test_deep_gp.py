@@ -386,7 +386,7 @@ Y = X[:, :1]
         ({"inputs": X.long()}, "floating-point"),
         ({"inputs": X * math.nan}, "index"),
         ({"targets": Y[:3]}, "3 targets, but 5 inputs"),
-        ({"targets": None}, "neither targets nor num_outputs"),
+        ({"targets": None}, "neither targets= nor num_outputs="),
         ({"depth": 0}, "depth=0"),
         ({"width": [3, 3]}, "2 widths are given for depth=2"),
         ({"width": 0}, "width=0"),

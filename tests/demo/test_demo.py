@@ -127,7 +127,7 @@ def test_a_method_that_fails_is_named_and_the_others_go_on(brief, tmp_path, add_
     assert re.search("Broken failed on the 1-D problem: RuntimeError: .*the draw went wrong", output)
     assert re.search("Broken failed on two moons: RuntimeError: .*the draw went wrong", page)
     assert "second line" not in page
-    assert "Not a number failed on the 1-D problem: ValueError: nll is nan" in page
+    assert "Not a number failed on the 1-D problem: ValueError: the score nll is nan" in page
     assert page.count("<figure>") == 2
 
 

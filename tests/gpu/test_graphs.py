@@ -108,7 +108,7 @@ def test_a_late_second_backward_pass_is_refused(problem, monkeypatch):
     if bnn.posterior.draws_fused(DrawRequest(num_draws=1, prior=bnn.prior.draw(1))):
         first.backward()  # its draws are its own
         return
-    with pytest.raises(RuntimeError, match="once per elbo"):
+    with pytest.raises(RuntimeError, match="once on each elbo"):
         first.backward()
 
 

@@ -679,7 +679,9 @@ def test_without_a_subset_the_budget_chooses(hidden, memory, covariance, size, r
 def test_a_default_that_takes_long_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bayesify.laplace.laplace.MAX_QUIET_WEIGHTS", 10)
     net, loader = nn.Linear(4, 3), [(torch.randn(20, 4), torch.arange(20) % 3)]
-    with pytest.warns(UserWarning, match=r"all 15 weights takes a minute .* subset='last_layer' takes seconds") as told:
+    with pytest.warns(
+        UserWarning, match=r"all 15 weights takes a minute .* subset='last_layer', which takes seconds"
+    ) as told:
         bayesify.Laplace(net, "categorical").fit(loader)
     assert [warning.filename for warning in told] == [__file__]
     bayesify.Laplace(net, "categorical", subset="all").fit(loader)  # the user's choice: no warning

@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),  # type: ignore[arg-type]
     "no_validation": (
         lambda: Laplace(network(), CATEGORICAL).fit(data()).tune_prior_precision(method="validation"),
-        "needs a loader",
+        "needs loader=",
     ),
     "unnamed_layer": (
         lambda: Laplace(network(), CATEGORICAL, prior_precision={"0": 1.0}).fit(data()),
@@ -100,7 +100,7 @@ WRONG |= {
     "subset_number": (lambda: Laplace(network(), CATEGORICAL, 5), "a list of parameter names"),
     "size_nan": (lambda: subnetwork.largest_variance(float("nan")), "subnetwork.largest_variance: size=nan"),
     "examples": (lambda: subnetwork.largest_variance(3, num_examples=2.5), "give an integer of at least 1"),  # type: ignore[arg-type]
-    "scores": (lambda: subnetwork.from_mask(torch.rand(39)), "true and false"),
+    "scores": (lambda: subnetwork.from_mask(torch.rand(39)), "True and False"),
     "gap": (lambda: subnetwork.posterior_gap(-torch.eye(3), torch.tensor([True, False, True])), "negative variance"),
     "gap_indices": (lambda: subnetwork.posterior_gap(torch.eye(3), torch.tensor([0, 1, 2])), "from_indices"),
     "typo": (

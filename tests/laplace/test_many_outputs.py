@@ -91,7 +91,7 @@ def test_samples_are_stored_and_refused_with_the_empirical_matrix(tmp_path) -> N
     loaded = bayesify.load(tmp_path / "laplace.safetensors", net)
     assert (loaded.num_samples, loaded.seed) == (5, 2)
     assert torch.allclose(loaded.covariance_matrix(), laplace.covariance_matrix())
-    with pytest.raises(ValueError, match="num_samples does not apply to curvature='empirical'"):
+    with pytest.raises(ValueError, match="num_samples= does not apply to curvature='empirical'"):
         bayesify.Laplace(net, likelihoods.Categorical(), curvature="empirical", num_samples=5)
 
 

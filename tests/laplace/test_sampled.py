@@ -340,7 +340,7 @@ def test_what_draws_cannot_do_is_said() -> None:
     assert laplace.draw(6)(x).shape == (6, 30, 4)
     with pytest.raises(ValueError, match="more than memory"):
         bayesify.Laplace(net, "categorical", covariance="sampled", memory=2000).fit(data)
-    with pytest.raises(ValueError, match="checkpoint works only with covariance='sampled'"):
+    with pytest.raises(ValueError, match="checkpoint= works only with covariance='sampled'"):
         bayesify.Laplace(net, "categorical", covariance="diagonal").fit(data, checkpoint="draws")
 
     class Changing:

@@ -107,7 +107,7 @@ def test_temperature_scaling(name: str) -> None:
     x, y = data(name)
     scaled = TemperatureScaling(bayesian(name))
     if name == "poisson":
-        with pytest.raises(TypeError, match="no separate variance"):
+        with pytest.raises(TypeError, match="variance cannot be scaled separately"):
             scaled.fit([(x, y)])
         return
     scaled.fit([(x, y)])

@@ -709,7 +709,7 @@ def test_recurrent_networks_are_refused_by_name(posterior) -> None:
 
 
 def test_draws_make_no_sense_with_moments() -> None:
-    with pytest.raises(ValueError, match="makes no draws"):
+    with pytest.raises(ValueError, match="draws nothing"):
         bayesian(nn.Linear(3, 2)).predict(torch.ones(2, 3, dtype=torch.float64), 8, method="moments")
 
 

@@ -146,7 +146,7 @@ def test_num_draws(num_draws: Any) -> None:
 
 def test_example_weights() -> None:
     bnn = network()
-    message = r"example_weights have shape \(3,\); give one weight per example, \[4\]"
+    message = r"example_weights= has shape \(3,\); give one weight per example, \[4\]"
     unchanged(bnn, ValueError, message, lambda: bnn.elbo(X, Y, num_data=4, example_weights=torch.ones(3)))
 
 
@@ -241,7 +241,7 @@ def test_a_prior_above_the_cap() -> None:
     unchanged(
         bnn,
         ValueError,
-        r"prior std of 0.weight is 4.62, which is not below max_std=0.5; give a larger max_std$",
+        r"prior std of 0.weight is 4.62, which is not below max_std=0.5; give max_std= a larger value$",
         bnn.set_to_prior,
     )
 
@@ -253,7 +253,7 @@ def test_set_to_prior_of_several_posteriors_is_all_or_nothing() -> None:
 
 def test_several_posteriors_have_no_single_one() -> None:
     bnn = bayesify.bayesianize(mlp(), {"0": "mean_field", "2": "point"})
-    with pytest.raises(ValueError, match=r"2 posteriors, not one; use bnn.posteriors\[i\]"):
+    with pytest.raises(ValueError, match=r"2 posteriors; choose one with bnn.posteriors\[i\]"):
         _ = bnn.posterior
 
 

@@ -86,7 +86,7 @@ def test_the_gradient_of_a_replay_and_a_graph_in_use() -> None:
     assert torch.autograd.grad(weights["w"].square() + kl, parameter, retain_graph=True)[0].item() == 2 * 9 * 2 + 5
     assert not graph.busy()
     later = graph.replay()
-    with pytest.raises(RuntimeError, match="once per elbo"):
+    with pytest.raises(RuntimeError, match="once on each elbo"):
         torch.autograd.grad(weights["w"], parameter)
     del later
     assert not graph.busy()  # nobody can ask for its gradient any more

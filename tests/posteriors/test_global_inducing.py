@@ -556,7 +556,7 @@ X = torch.linspace(-1, 1, 15).view(5, 3)
         (mlp, lambda: GlobalInducing(X, covariance="dense"), r"covariance='dense'; give 'diagonal' or 'full'"),  # type: ignore[arg-type]
         (mlp, lambda: GlobalInducing(X, learned="first"), r"learned='first'; give 'all' or 'last'"),  # type: ignore[arg-type]
         (mlp, lambda: GlobalInducing(X, kl_form="exact"), r"kl_form='exact'; give 'closed' or 'sampled'"),  # type: ignore[arg-type]
-        (lambda: nn.Conv2d(1, 2, 3), lambda: GlobalInducing(5), r"inputs is a number, .* first layer is not linear"),
+        (lambda: nn.Conv2d(1, 2, 3), lambda: GlobalInducing(5), r"inputs= is a number, .* first layer is not linear"),
         (mlp, lambda: LocalInducing(0), r"LocalInducing: points=0; give an integer of at least 1"),
         (mlp, lambda: LocalInducing(3, precision=-1.0), r"LocalInducing: precision=-1.0; give a positive number"),
         (mlp, lambda: LocalInducing(3, kl_form="exact"), r"LocalInducing: kl_form='exact'; give"),  # type: ignore[arg-type]
@@ -626,7 +626,9 @@ def test_from_a_loader() -> None:
     assert torch.equal(part.inducing_inputs.entries()[0], x[:6])  # type: ignore[union-attr]
     assert torch.equal(part.pseudo_outputs["2"], nn.functional.one_hot(y[:6], 2).float())  # type: ignore[union-attr]
     assert torch.equal(part.log_precision["0"].exp(), torch.full((6,), 2.0))  # type: ignore[union-attr]
-    with pytest.raises(ValueError, match=r"points=20, but the loader has 10 examples; ask for fewer"):
+    with pytest.raises(
+        ValueError, match=r"points=20, but the loader has only 10 examples; give points= a smaller value"
+    ):
         GlobalInducing.from_loader([(x, y)], points=20)
 
 

@@ -246,7 +246,7 @@ def test_bad_use():
         RandomFeatureGP(2, 8).predict(x, method="exact")
     with pytest.raises(TypeError, match="only method='draws' and method='moments' accept"):
         RandomFeatureGP(2, 8).predict(x, method="closed_form", draws=None)
-    with pytest.raises(ValueError, match="needs posterior='full_covariance'"):
+    with pytest.raises(ValueError, match="does not have both posterior='full_covariance'"):
         RandomFeatureGP(2, 8).condition(x, y)
     with pytest.raises(ValueError, match=r"x has shape \(40, 2\) and y has shape \(39, 1\)"):
         RandomFeatureGP(2, 8, posterior="full_covariance").condition(x, y[1:])

@@ -249,7 +249,7 @@ def test_options_of_a_recipe_are_what_it_takes_after_the_problem(add_method):
         add_method(Method(train.__name__, "Mine", "Nobody 2099", "P", fit=train))
         BayesianRegressor(train.__name__, noise=1.0, method_options={"rank": 2}, **FEW).fit(*line(20))
     assert seen == [2, 2]
-    with pytest.raises(ValueError, match="has 'task', which 'mine' does not accept"):
+    with pytest.raises(ValueError, match="has the entry 'task', which 'mine' does not accept"):
         BayesianRegressor("mine", method_options={"task": 2}).fit(*line(20))
 
 

@@ -178,7 +178,7 @@ def test_no_other_file_is_opened(stored: Any, tmp_path: Path, where: str, monkey
     monkeypatch.setattr(
         Path, "read_text", lambda self, *args, **more: opened.append(str(self)) or original(self, *args, **more)
     )
-    with pytest.raises(ValueError, match="must be a plain dict with an entry") as raised:
+    with pytest.raises(ValueError, match="is not a dict with an entry") as raised:
         bayesify.load(tmp_path / "m", net())
     assert SECRET not in str(raised.value)
     assert str(secret) not in opened

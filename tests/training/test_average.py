@@ -218,7 +218,7 @@ def test_checkpoints_with_and_without_an_average(tmp_path):
     name = next(iter(stored.steps["average"]["values"]))
     stored.steps["average"]["values"][name] = torch.zeros(())
     stored.write(path)
-    with pytest.raises(ValueError, match=r"was altered \(the average in the checkpoint belongs to other parameters"):
+    with pytest.raises(ValueError, match=r"was altered \(the averaged parameters in the checkpoint do not match"):
         fit(plain(), epochs=2, checkpoint=path, average=0.9, scheduler="constant")
 
 

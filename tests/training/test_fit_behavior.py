@@ -239,7 +239,7 @@ def test_device_moves_the_network():
         ({"num_data": 0}, "num_data=0"),
         ({"num_data": 3}, "num_data=3, but the loader has 24 examples"),
         ({"patience": 0, "validation": [(X, Y)]}, "patience=0"),
-        ({"patience": 2}, "needs a validation loader"),
+        ({"patience": 2}, "needs validation data"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
         ({"kl_weight": -0.1}, "kl_weight=-0.1"),
         ({"precision": "float16"}, "use 'bf16'"),
@@ -331,7 +331,7 @@ def test_example_weights_that_mean_nothing(value):
     weights[5] = value
     bnn = classifier()
     before = copy.deepcopy(bnn)
-    with pytest.raises(ValueError, match=r"epoch 1, batch 1: .*example_weights hold a negative or non-finite number"):
+    with pytest.raises(ValueError, match=r"epoch 1, batch 1: .*example_weights= holds a negative or non-finite number"):
         fit(bnn, DataLoader(TensorDataset(X, Y, weights), batch_size=8))
     assert same(bnn, before)
 

@@ -254,7 +254,7 @@ def test_files_with_statistics_of_another_network_are_refused(tmp_path):
     bnn = refreshed()
     bnn.kept_statistics = bnn.kept_statistics.map(lambda value: value[:, None])
     bayesify.save(bnn, tmp_path / "odd.safetensors")
-    with pytest.raises(ValueError, match=r"per-draw statistics for .* do not belong to this network"):
+    with pytest.raises(ValueError, match=r"batch statistics for .* that do not fit this network"):
         bayesify.load(tmp_path / "odd.safetensors", Net())
 
 

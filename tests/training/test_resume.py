@@ -440,7 +440,7 @@ def test_killed_and_interrupted_runs_continue_to_the_same_bits(tmp_path):
     with contextlib.suppress(EOFError, ConnectionResetError):  # it left "go on" unread
         while messages.poll():
             told.append(messages.recv())
-    assert "the run is stored in" in told[-1]
+    assert "it is stored in" in told[-1]
     assert len(told) < 6  # it did not run to the end
     resumed = network()
     history = bayesify.fit(resumed, loader(), **arguments(checkpoint=path, num_data=44))
@@ -615,7 +615,7 @@ def test_fewer_epochs_than_are_stored_are_refused(tmp_path):
     path = tmp_path / "run.safetensors"
     bayesify.fit(network(), loader(), **arguments(epochs=2, checkpoint=path))
     bnn = network()
-    with pytest.raises(ValueError, match=r"holds 3 epochs, but this run has 2 \(epochs and map_epochs together\)"):
+    with pytest.raises(ValueError, match=r"holds 3 epochs, but this run has 2 \(epochs= and map_epochs= together\)"):
         bayesify.fit(bnn, loader(), **arguments(epochs=1, checkpoint=path))
     assert same(bnn, network())
 

@@ -103,7 +103,7 @@ def test_layers_that_were_not_trained_collect_statistics():
 
 
 def test_what_cannot_be_frozen_is_said():
-    with pytest.raises(ValueError, match=r"names 'two', which keeps no running statistics.* \(1, 4\)"):
+    with pytest.raises(ValueError, match=r"names 'two', which is not a layer with running statistics.* \(1, 4\)"):
         bayesian(batch_statistics=["two"])
     with pytest.raises(ValueError, match="batch_statistics='froze'; give 'auto', 'frozen' or 'train'"):
         bayesian(batch_statistics="froze")

@@ -248,5 +248,7 @@ def test_which_output_the_likelihood_is_about() -> None:
             return self.layer(x), x
 
     unclear = bayesify.bayesianize(Two(), "mean_field", likelihood="gaussian")
-    with pytest.raises(ValueError, match=r"say which entry the likelihood uses, with bayesianize\(..., output=...\)"):
+    with pytest.raises(
+        ValueError, match=r"name the entry that the likelihood should use: bayesianize\(..., output=...\)"
+    ):
         unclear.predict(torch.zeros(3, 2))

@@ -217,7 +217,7 @@ def _laplace(
             generator = torch.Generator(x.device).manual_seed(shop.seed)
             return _probs(laplace.predict(x, method="network_mc", num_draws=settings.draws, generator=generator))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".* so that it could be factorized")
+            warnings.filterwarnings("ignore", message=".* is not positive definite, so ")
             return torch.cat([_probs(laplace.predict(part)) for part in x.split(settings.chunk)])
 
     if name in PAPER["prior_precision"]:

@@ -46,8 +46,8 @@ class PoolRun:
         known = self.rounds[0] if self.rounds else {}
         if name not in known:
             raise ValueError(
-                f"labels_to_reach: there is no score {name!r} (the scores are: {', '.join(known)}); pass "
-                "label_pool(evaluate=...) to compute scores"
+                f"labels_to_reach: there is no score {name!r} (the scores are: {', '.join(known)}); name one of "
+                "these scores, or compute others with label_pool(evaluate=...)"
             )
         return next((int(entry["labels"]) for entry in self.rounds if entry[name] >= value), None)
 
@@ -90,7 +90,7 @@ def label_pool(
         OSError: If the file cannot be read or written.
     """
     first = torch.tensor(list(start), dtype=torch.int64)
-    _check_indices("start is", first, len(x))
+    _check_indices("start= holds", first, len(x))
     run = _StoredRun(path, {"seed": seed, "size": size, "start": first.tolist(), "pool": len(x)})
     if not run.read():
         run.add(first, _answers(ask, first))
@@ -98,7 +98,10 @@ def label_pool(
         done = -(-(len(run.indices) - len(first)) // size)
         model = train(x[run.indices], run.labels, seed + done)
         if not isinstance(model, Predictor):
-            raise TypeError(f"label_pool: train returned {shown(model)}; return a predictor, such as a BayesianNetwork")
+            raise TypeError(
+                f"label_pool: the function train= returned {shown(model)}; return a predictor, such as a "
+                "BayesianNetwork"
+            )
         if len(run.rounds) == done:
             run.rounds.append({"labels": len(run.indices), **_scores(model, evaluate)})
         rest = torch.ones(len(x), dtype=torch.bool).index_fill(0, run.indices, False).nonzero().squeeze(1)
@@ -106,7 +109,7 @@ def label_pool(
             run.write()
             return PoolRun(model, run.indices, run.labels, run.rounds)
         new = choose(model, x[rest], min(size, len(rest)), torch.Generator().manual_seed(seed + done))
-        _check_indices("choose returned", new, len(rest))
+        _check_indices("the function choose= returned", new, len(rest))
         chosen = rest[new.cpu()]
         run.add(chosen, _answers(ask, chosen))
 
@@ -148,7 +151,7 @@ class _StoredRun:
 def _scores(model: Predictor, evaluate: Callable[[Predictor], Mapping[str, float]] | None) -> dict[str, float]:
     scores = {} if evaluate is None else evaluate(model)
     if not isinstance(scores, Mapping):
-        raise TypeError(f"label_pool: evaluate returned {shown(scores)}; return a dict of numbers")
+        raise TypeError(f"label_pool: the function evaluate= returned {shown(scores)}; return a dict of numbers")
     return {key: float(value) for key, value in scores.items()}
 
 
@@ -164,7 +167,8 @@ def _answers(ask: Callable[[Tensor], Tensor], indices: Tensor) -> Tensor:
     labels = ask(indices)
     if not isinstance(labels, Tensor) or labels.shape[:1] != indices.shape:
         raise ValueError(
-            f"label_pool: ask returned {shown(labels)} for {len(indices)} examples; return a tensor with one label per example"
+            f"label_pool: the function ask= returned {shown(labels)} for {len(indices)} examples; return a tensor "
+            "with one label per example"
         )
     return labels.cpu()
 

@@ -136,7 +136,8 @@ def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> 
         )
     if log_probs.shape[1] < size:
         raise ValueError(
-            f"batch_bald: size={size}, but there are {log_probs.shape[1]} examples; give at least {size} examples"
+            f"batch_bald: size={size} is larger than the number of examples, {log_probs.shape[1]}; give a smaller "
+            "size=, or more examples"
         )
     return log_probs
 

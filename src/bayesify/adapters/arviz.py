@@ -53,17 +53,17 @@ def to_inference_data(
     """
     arviz = load("arviz", extra="arviz", owner="to_inference_data")
     if y is not None and x is None:
-        raise ValueError("to_inference_data: y is given without x; give x too")
+        raise ValueError("to_inference_data: y= is given without x=; give x= too")
     models = list(model) if isinstance(model, Sequence) and not isinstance(model, Draws) else [model]
     if not models:
-        raise ValueError("to_inference_data: model is an empty sequence of chains; give at least one chain")
+        raise ValueError("to_inference_data: model= is an empty sequence of chains; give at least one chain")
     chains = [fixed_draws(each, num_draws, generator, "to_inference_data") for each in models]
     for index, chain in enumerate(chains):
         if len(chain) != len(chains[0]) or chain.weights.keys() != chains[0].weights.keys():
             raise ValueError(
-                f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the first chain has "
-                f"{len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same network, with "
-                "equally many draws, or give num_draws"
+                f"to_inference_data: chain {index} has {len(chain)} draws of {len(chain.weights)} weights, but the "
+                f"first chain has {len(chains[0])} draws of {len(chains[0].weights)}; give chains of the same "
+                "network, with equally many draws, or give num_draws= a value"
             )
     groups: dict[str, Any] = {"posterior": _together([chain.weights for chain in chains])}
     if x is not None:

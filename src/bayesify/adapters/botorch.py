@@ -120,7 +120,9 @@ class BoTorchModel(_Model):
             )
         if data is not None and not (data[0].ndim == data[1].ndim == 2 and len(data[0]) == len(data[1])):
             shapes = " and ".join(str(tuple(part.shape)) for part in data)
-            raise ValueError(f"BoTorchModel: data have shapes {shapes}; give points [N, D] and targets [N, O]")
+            raise ValueError(
+                f"BoTorchModel: data= has tensors of shapes {shapes}; give points [N, D] and targets [N, O]"
+            )
         self._model: list[Drawable | Draws] = [model]  # in a list, so that the model is not a submodule
         self._law = [law and copy.deepcopy(law).requires_grad_(False)]
         self._data, self._inputs, self._targets = data, inputs, targets
@@ -166,7 +168,8 @@ class BoTorchModel(_Model):
         """
         if not isinstance(observation_noise, bool):
             raise TypeError(
-                "BoTorchModel: observation_noise is not True or False; give True to add the likelihood's noise, or False to omit it"
+                "BoTorchModel: observation_noise= is neither True nor False; give True to add the likelihood's "
+                "noise, or False to omit it"
             )
         if X.ndim < 2:
             raise ValueError(

@@ -78,7 +78,10 @@ def generate(
     prompts = given.get("input_ids")
     if prompts is None or prompts.ndim != 2:
         found = "there are no input_ids" if prompts is None else f"input_ids are {list(prompts.shape)}"
-        raise ValueError(f"generate: {found}; give tokens of prompts [B, T], or tokens.unsqueeze(0) for one prompt")
+        raise ValueError(
+            f"generate: {found}; give the tokens of the prompts as a tensor [B, T], or tokens.unsqueeze(0) for one "
+            "prompt"
+        )
     weights, _, repeated = as_rows(draws.materialize().weights, (), given)
     recorder = _Mixture(num_draws, mix, temperature, generator)
     sampling = {**options, **repeated, "logits_processor": [recorder], "do_sample": False, "num_beams": 1}

@@ -118,8 +118,9 @@ class BayesianModule(_Module):
         prediction = self._predict(data.x)
         if data.weights is not None:
             raise ValueError(
-                f"BayesianModule: a batch for {name} has example weights, which Lightning's mean over batches ignores; "
-                "leave them out of validation and test data, or score with bayesify.fit(validation=...)"
+                f"BayesianModule: a batch for {name} has example weights, which Lightning ignores when it averages "
+                "over batches; leave the weights out of validation and test data, or score with "
+                "bayesify.fit(validation=...)"
             )
         nll = -prediction.log_prob(data.y).mean()
         self.log(name, nll, batch_size=len(data), on_epoch=True, on_step=False, prog_bar=True, sync_dist=True)
@@ -169,8 +170,8 @@ class PredictiveScores(_Callback):
         """Add a batch."""
         if not isinstance(outputs, Predictive):
             raise TypeError(
-                f"PredictiveScores: the step returned {type(outputs).__name__}; return the result of predict(x), "
-                "as BayesianModule does"
+                f"PredictiveScores: the validation step returned {type(outputs).__name__}; return the result of "
+                "predict(x), as BayesianModule does"
             )
         if self._scores is None:
             classes = hasattr(outputs, "class_probs")

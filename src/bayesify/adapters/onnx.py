@@ -323,7 +323,8 @@ class _Trial:
                 if not difference <= self.tolerance:
                     raise ValueError(
                         f"export_onnx: in {name}, torch and ONNX Runtime differ by {difference:.2g}, which exceeds "
-                        f"tolerance={self.tolerance}, so no file was written; raise tolerance if this difference is acceptable"
+                        f"tolerance={self.tolerance}, so no file was written; if this difference is acceptable, give "
+                        "tolerance= a larger value"
                     )
                 largest = max(largest, difference)
         return largest

@@ -86,8 +86,8 @@ def as_predictive(prediction: Predictive | Tensor) -> Predictive:
     sums = prediction.sum(-1) if prediction.ndim > 1 else prediction.new_zeros(1)
     if bool((prediction < 0).any()) or not bool(torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
         raise ValueError(
-            f"torchmetrics: prediction, a tensor of shape {tuple(prediction.shape)}, does not contain class probabilities; "
-            "give the result of predict(x), or probabilities [B, C] that sum to 1"
+            f"torchmetrics: prediction=, a tensor of shape {tuple(prediction.shape)}, does not contain class "
+            "probabilities; give the result of predict(x), or probabilities [B, C] that sum to 1"
         )
     return ClassificationPredictive(Outputs(kept=prediction.log().unsqueeze(0)))
 

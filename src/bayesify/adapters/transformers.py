@@ -49,8 +49,8 @@ def bayesianize_head(
         head = next((name for name in HEAD_NAMES if name in children), None)
         if head is None:
             raise ValueError(
-                f"bayesianize_head: {type(model).__name__} has no module {', '.join(HEAD_NAMES[:-1])} or {HEAD_NAMES[-1]} "
-                f"(its modules are {', '.join(children)}); give the name of the last layer as head"
+                f"bayesianize_head: {type(model).__name__} has no module {', '.join(HEAD_NAMES[:-1])} or "
+                f"{HEAD_NAMES[-1]} (its modules are {', '.join(children)}); give head= the name of the last layer"
             )
     return bayesianize(model, {head: make_posterior(posterior)}, likelihood=likelihood, prior=prior, output="logits")
 
@@ -136,7 +136,7 @@ class BayesianTrainer(_Trainer):
         if num_data is None and isinstance(dataset, Sized):
             num_data = len(dataset)
         if num_data is None:
-            raise ValueError("BayesianTrainer: the number of training examples is unknown; give it as num_data")
+            raise ValueError("BayesianTrainer: the number of training examples is unknown; give num_data= this number")
         super().__init__(TrainerModel(model, num_data, num_draws, kl_weight, prediction_draws), args, **options)
 
     _signature_columns: list[str] | None

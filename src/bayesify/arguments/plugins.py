@@ -24,7 +24,10 @@ def plugins() -> tuple[tuple[str, Any], ...]:
         try:
             found.append((source, point.load()))
         except Exception as error:  # a third-party module may raise anything
-            warnings.warn(f"{GROUP}: the entry point {source!r} is skipped: {reason_of(error)}", stacklevel=2)
+            warnings.warn(
+                f"{GROUP}: the entry point {source!r} could not be loaded and is skipped: {reason_of(error)}",
+                stacklevel=2,
+            )
     return tuple(found)
 
 

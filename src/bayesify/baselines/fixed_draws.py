@@ -195,8 +195,8 @@ class Chains(FixedDraws):
         self.acceptance = torch.ones(chains) if acceptance is None else acceptance.detach()
         if self.log_density.numel() != len(draws):
             raise ValueError(
-                f"Chains: log_density has shape {list(self.log_density.shape)}, but there are {len(draws)} draws; give "
-                "one number per draw, [C, T]"
+                f"Chains: log_density= has shape {list(self.log_density.shape)}, but there are {len(draws)} draws; "
+                "give one number per draw, [C, T]"
             )
         for name, value in (("energy_error", self.energy_error), ("acceptance", self.acceptance)):
             if value.shape != (chains,) or not value.isfinite().all():

@@ -62,8 +62,8 @@ class IVON(NaturalGradient):
             $1 / (1 - \beta_2)$ steps. To start from a trained network, use 1 - 3 / steps, where steps is the number of steps of
             the run. The curvature's average then covers a third of the run. With this decay, the standard deviation of a weight
             that does not affect the loss grows by a factor of 4.5 over the run.
-        init_curvature: Initial h, the same for all weights. By default the posterior's initial standard deviations are kept.
-            They are a tenth of the weights' absolute values, which suits a trained network.
+        init_curvature: Initial h, the same for all weights. By default, the posterior's initial standard deviations are kept,
+            which suits a trained network.
         clip: Upper bound on the absolute value of each entry of $(g + \delta m) / (h + \delta)$; by default there is no bound.
         num_draws: Number of draws of the weights per step.
         kl_weight: Factor on the KL. In the formula of a step, $\lambda$ is N divided by this factor.
@@ -152,7 +152,8 @@ class IVON(NaturalGradient):
             batches = count_batches(loader)
             if batches is None:
                 raise ValueError(
-                    "IVON.fit: a schedule needs a loader with a length; give such a loader, or omit the schedule"
+                    "IVON.fit: the loader has no length, but schedule= needs the number of steps; give a loader with "
+                    "a length, or leave schedule= out"
                 )
             total, schedule = update.epochs * -(-batches // steps.accumulate), update.schedule
             for group in self.optimizer.param_groups:

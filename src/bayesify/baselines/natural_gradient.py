@@ -161,7 +161,8 @@ class NaturalGradient(ABC):
         for part in bnn.posteriors:
             if type(part) is not self.family:
                 raise TypeError(
-                    f"{owner}: the posterior is {type(part).__name__}; make the network with {self.family.__name__}()"
+                    f"{owner}: the network has the posterior {type(part).__name__}; make the network with "
+                    f"{self.family.__name__}()"
                 )
             if isinstance(part, MeanField):
                 _check_mean_field(owner, part)
@@ -224,7 +225,8 @@ class NaturalGradient(ABC):
         """N divided by `kl_weight`, because a KL with a smaller weight acts like more data."""
         if self.num_data is None:
             raise ValueError(
-                f"{type(self).__name__}: num_data is unknown; give the number of examples in the whole dataset"
+                f"{type(self).__name__}: the number of training examples is unknown; give num_data=, the size of the "
+                "whole dataset"
             )
         return self.num_data / self.kl_weight
 
@@ -252,7 +254,7 @@ class NaturalGradient(ABC):
         odd = options.keys() - self.fit_options
         if odd:
             raise TypeError(
-                f"{type(self).__name__}.fit: {min(odd)} is not an argument of this fit; use only "
+                f"{type(self).__name__}.fit: {min(odd)} is not an argument of this method's fit; its arguments are "
                 f"{', '.join(sorted(self.fit_options))}"
             )
         if self.num_data is None:
@@ -374,7 +376,9 @@ class LayerwiseTrainer(NaturalGradient):
                 log_prob = log_prob * batch.weights
             loss = -log_prob.sum()
         if not bool(torch.isfinite(loss)):
-            raise ValueError(f"{type(self).__name__}: the loss is {loss.item()}; lower the learning rate")
+            raise ValueError(
+                f"{type(self).__name__}: the loss is {loss.item()}, which is not finite; lower the learning rate"
+            )
         return seen, loss, len(log_prob)
 
     @torch.no_grad()
@@ -480,8 +484,8 @@ def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float
 def _check_mean_field(owner: str, part: MeanField) -> None:
     if part.max_std is not None:
         raise ValueError(
-            f"{owner}: MeanField(max_std={part.max_std}) is not supported; omit max_std, because the prior already bounds "
-            "the standard deviations"
+            f"{owner}: MeanField(max_std={part.max_std}) is not supported; leave out max_std=, because the prior "
+            "already bounds the standard deviations"
         )
     if part.units != "weight":
         raise ValueError(f"{owner}: units={part.units!r} is not supported; use MeanField(units='weight')")

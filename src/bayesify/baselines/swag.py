@@ -121,9 +121,7 @@ class SWAG(Drawable):
         self.network = copy_network(net, "SWAG")
         self.weights = catalog(net).trainable
         if not self.weights:
-            raise ValueError(
-                "SWAG: no parameter of the network is trainable; set requires_grad to True for some of them"
-            )
+            raise ValueError("SWAG: no parameter of the network is trainable; set requires_grad=True on some of them")
         self.likelihood = cast(Likelihood, copy.deepcopy(make_likelihood(likelihood))).to(self._reference)
         self.history, self.count = History(), 0
         self.mean: dict[str, Tensor] = {}
@@ -243,8 +241,8 @@ class SWAG(Drawable):
         above = 0.0 if iterating.first is None else self.history[-1]["nll"] - iterating.first[2]
         if above > MAX_LOSS_RISE and iterating.rise() > MAX_LOSS_RISE:
             raise ValueError(
-                f"SWAG: with learning_rate={rate:g}, the loss rose by more than {MAX_LOSS_RISE:g} nats; "
-                "lower the learning rate"
+                f"SWAG: with learning_rate={rate:g}, the loss rose by more than {MAX_LOSS_RISE:g} nats per example; "
+                "give learning_rate= a smaller value"
             )
 
     @torch.no_grad()
@@ -372,7 +370,9 @@ class SWAG(Drawable):
 
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
         if prior is not None and weight_decay:
-            raise ValueError("SWAG: a prior and a weight decay have the same effect; give only one of them")
+            raise ValueError(
+                "SWAG: prior= and weight_decay= are both given, but have the same effect; give only one of them"
+            )
         decay = dict.fromkeys(self.weights, weight_decay)
         if prior is not None:
             std = make_prior(prior).bind(self.weights).draw(1).std
@@ -483,8 +483,8 @@ class SWAG(Drawable):
         if tracking_layers(plain):
             if loader is None:
                 raise ValueError(
-                    "SWAG: the network has BatchNorm, whose statistics must be computed for the mean weights; give mean_network a "
-                    "loader over training data"
+                    "SWAG: the network has BatchNorm, whose statistics must be computed for the mean weights; call "
+                    "mean_network(loader) with a loader over the training data"
                 )
             means = {name: plain.get_parameter(name).detach().unsqueeze(0) for name in self.mean}
             (own,) = self._statistics(Runner(plain, self.weights), means, loader)
@@ -574,15 +574,16 @@ class _Iterating(Trainable):
     ) -> tuple[Tensor, Tensor]:
         if batch.weights is not None and not self.takes_weights:
             raise ValueError(
-                "SWAG: a batch has example weights, but a weight decay cannot take into account how many examples a row "
-                "stands for; give a prior instead"
+                "SWAG: a batch has example weights, which weight_decay= cannot take into account; give prior= instead"
             )
         args, kwargs = checked_inputs(batch.x)
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self.swag.network(*args, **kwargs), self.swag.output)
         data = expected_log_likelihood(outputs.unsqueeze(0), batch.y, self.swag.likelihood, num_data, batch.weights)
         if should_check(data) and not bool(torch.isfinite(data)):
-            raise ValueError(f"SWAG: the loss is {-data.item() / num_data}; lower the learning rate")
+            raise ValueError(
+                f"SWAG: the loss is {-data.item() / num_data}, which is not finite; lower the learning rate"
+            )
         if self.first is None and should_check(data):
             self.first = batch, phase, _loss(data, batch, num_data)
         return data, torch.zeros_like(data)

@@ -80,7 +80,7 @@ class TemperatureScaling(Predictor):
         if isinstance(model, Predictor):
             if likelihood is not None:
                 raise ValueError(
-                    f"TemperatureScaling: {type(model).__name__} has its own likelihood; omit the argument likelihood"
+                    f"TemperatureScaling: {type(model).__name__} has its own likelihood; leave likelihood= out"
                 )
             self.likelihood, self.output = model.likelihood, model.output
             return
@@ -89,7 +89,8 @@ class TemperatureScaling(Predictor):
         made = make_likelihood(likelihood)
         if made is None:
             raise ValueError(
-                "TemperatureScaling: a plain network needs a likelihood; give one, such as likelihoods.Categorical()"
+                "TemperatureScaling: a plain network needs a likelihood; give likelihood=, such as "
+                "likelihoods.Categorical()"
             )
         self.likelihood = copy.deepcopy(made).to(next(model.parameters()))
 

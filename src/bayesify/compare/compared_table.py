@@ -164,7 +164,7 @@ def _check_columns(question: Question, source: Source) -> str:
         )
     target = find_column(frame, question.target or source.target, where)
     if group is not None and time is not None:
-        raise InputError("--group and --time: give only one of them")
+        raise InputError("--group and --time cannot be combined; give only one of them")
     for option, column in (*(("ignore", name) for name in question.ignore), ("group", group), ("time", time)):
         if column is not None and column not in frame.columns:
             raise InputError(f"--{option} {column}: {where} has no such column; {suggest(column, list(frame.columns))}")

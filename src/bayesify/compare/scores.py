@@ -107,7 +107,7 @@ def _losses(test: Predictive, targets: torch.Tensor) -> list[float]:
 def _check(found: Scores) -> None:
     for name, value in found.items():
         if value is not None and not math.isfinite(value):
-            raise ValueError(f"the score {name} is {value} on the test rows")
+            raise ValueError(f"the score {name} is {value} on the test rows, so this method cannot be ranked")
 
 
 def _flat(values: torch.Tensor) -> np.ndarray:

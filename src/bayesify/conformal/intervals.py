@@ -197,8 +197,8 @@ class CrossIntervals:
         """
         if len(predictions) != len(targets) or len(predictions) < 2:
             raise ValueError(
-                f"conformal.CrossIntervals: predictions has length {len(predictions)}, and targets has length {len(targets)}; "
-                "give one prediction and one set of targets per model, for at least two models"
+                f"conformal.CrossIntervals: predictions= has length {len(predictions)}, and targets= has length "
+                f"{len(targets)}; give one prediction and one set of targets per model, for at least two models"
             )
         pairs = zip(predictions, targets, strict=True)
         self._folds = [as_calibration(prediction, y, self.score) for prediction, y in pairs]
@@ -218,8 +218,8 @@ class CrossIntervals:
         """
         if len(predictions) != len(self._folds):
             raise ValueError(
-                f"conformal.CrossIntervals: predictions has length {len(predictions)}, but the intervals were fitted with "
-                f"{len(self._folds)} models; call fit first, and give one prediction per model"
+                f"conformal.CrossIntervals: predictions= has length {len(predictions)}, but the intervals were "
+                f"fitted with {len(self._folds)} models; call fit first, and give one prediction per model"
             )
         rank = rank_of(level, sum(len(y) for _, y in self._folds))
         scores = [interval_scores(self.score, known, y, level) for known, y in self._folds]

@@ -31,7 +31,7 @@ def threshold(scores: Tensor, level: float) -> Tensor:
     """
     rank = rank_of(level, len(scores))
     if bool(torch.isnan(scores).any()):
-        raise ValueError("conformal.threshold: scores contain NaN; give scores of finite predictions and targets")
+        raise ValueError("conformal.threshold: scores= contains NaN; give scores of finite predictions and targets")
     if rank > len(scores):
         return torch.full_like(scores[0], math.inf)
     return scores.sort(0).values[rank - 1]
@@ -74,10 +74,11 @@ class Rule:
         if self.groups is None and new is None:
             return threshold(scores, level).unsqueeze(0)
         if new is None:
-            raise ValueError("conformal: fit was given groups; give the groups of the new rows too")
+            raise ValueError("conformal: fit was called with groups=; give groups= for the new rows too")
         if self.groups is None:
             raise ValueError(
-                "conformal: groups are given, but fit was given none; call fit with groups, or leave groups out"
+                "conformal: groups= is given, but fit was called without groups=; call fit with groups=, or leave "
+                "groups= out here"
             )
         found: dict[Hashable, Tensor] = {}
         for group in dict.fromkeys(new):
@@ -102,10 +103,10 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
     plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if len(plain) != rows or getattr(groups, "ndim", 1) != 1:
         raise ValueError(
-            f"conformal: groups has length {len(plain)}, but there are {rows} rows; give one group per row"
+            f"conformal: groups= has length {len(plain)}, but there are {rows} rows; give one group per row"
         )
     if any(value != value for value in plain):
-        raise ValueError("conformal: groups contain NaN; give every row a group, or leave out rows without a group")
+        raise ValueError("conformal: groups= contains NaN; give every row a group, or leave out rows without a group")
     return plain
 
 

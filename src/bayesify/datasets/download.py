@@ -192,7 +192,9 @@ def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] 
     with path.open("rb") as stream:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if sha256 is not None and found != sha256:
-        raise ValueError(f"has sha256 {found}, not {sha256}; the file has changed, or was damaged in transit")
+        raise ValueError(
+            f"gave a file whose sha256 is {found} instead of {sha256}; the file has changed, or was damaged in transit"
+        )
     try:
         if check is not None:
             check(path)
@@ -216,7 +218,7 @@ def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
             if got > MAX_BYTES:
                 raise OSError(f"the download has more than {MAX_BYTES:,} bytes, but no data set is that large")
     if expected is not None and got != int(expected):
-        raise OSError(f"the connection ended after {got} of {expected} bytes")
+        raise OSError(f"the connection ended after {got} of {expected} bytes, so the file is incomplete")
 
 
 def digest(array: np.ndarray) -> str:

@@ -198,7 +198,8 @@ class Layer(nn.Module):
         except ValueError as error:
             reason = str(error).split(";")[0]
             raise ValueError(
-                f"{reason}; give fewer inducing inputs, inducing inputs that differ more, a larger jitter, or a lower learning rate"
+                f"{reason}; give fewer inducing inputs, inducing inputs that differ more, a larger jitter=, or a "
+                "lower learning rate"
             ) from None
 
 

@@ -100,7 +100,7 @@ def count_outputs(likelihood: Likelihood, targets: Tensor | None, given: int | N
         return given
     if targets is None:
         raise ValueError(
-            "DeepGP: neither targets nor num_outputs is given; give one of them to set the size of the last layer"
+            "DeepGP: neither targets= nor num_outputs= is given; give one of them to set the size of the last layer"
         )
     if likelihood.name == "categorical":
         return int(targets.max()) + 1

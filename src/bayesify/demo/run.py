@@ -182,7 +182,7 @@ def _train_posterior(
     method: Method, problem: ToyProblem, seed: int, epochs: int, budget: float | None, report: Report | None
 ) -> tuple[nn.Module, str]:
     if method.posterior is None:
-        raise ValueError(f"{method.name}: neither a posterior nor a training function is registered")
+        raise ValueError(f"{method.name}: the registry has neither a posterior nor a training function for this method")
     posterior = method.posterior(**_options(method, problem))
     bnn = bayesianize(problem.network(seed), posterior, likelihood=problem.likelihood, prior=Neal(PRIOR_SCALE))
     map_epochs = max(1, epochs * MAP_EPOCHS // EPOCHS)
@@ -221,7 +221,7 @@ def _score(model: Predictor, problem: ToyProblem, seed: int) -> tuple[dict[str, 
     scores = metrics.evaluate(predict(problem.data.x_test), problem.data.y_test)
     for name, value in scores.items():
         if not math.isfinite(value):
-            raise ValueError(f"{name} is {value} on the test data")
+            raise ValueError(f"the score {name} is {value} on the test data, so this method has failed")
     grid = predict(problem.grid)
     if isinstance(grid, RegressionPredictive):
         figure = {"mean": grid.mean[:, 0], "epistemic_std": grid.epistemic[:, 0].sqrt(), "std": grid.std[:, 0]}

@@ -84,7 +84,9 @@ class Box(Context):
                 "same shape"
             ) from None
         if not below:
-            raise ValueError(f"Box: low={low} is not below high={high}; give a smaller low")
+            raise ValueError(
+                f"Box: low={low} is not below high={high}; give low= a smaller value, or high= a larger one"
+            )
         self.n = n
         self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
 
@@ -152,7 +154,10 @@ class StoredContext(Context):
         self.source, self.n, self.keep = source, n, keep
         self._held: Tensor | None = self._checked(source.detach()) if isinstance(source, Tensor) else None
         if isinstance(source, list | tuple) and not source:
-            raise ValueError(f"{type(self).__name__}: source={source!r}; give batches of inputs")
+            raise ValueError(
+                f"{type(self).__name__}: source={source!r} has no batches; give a tensor of inputs, or a loader of "
+                "batches"
+            )
 
     @property
     def held(self) -> Tensor:
@@ -325,7 +330,8 @@ def _single(x: Any, owner: str) -> tuple[Tensor, str | None]:
     args, kwargs = as_inputs(x)
     if len(args) + len(kwargs) != 1 or not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         raise ValueError(
-            f"{owner}: the network has several inputs, but this context makes one; write a Context that makes all inputs"
+            f"{owner}: the network has several inputs, but this context draws only one; write a Context whose draw "
+            "returns all inputs"
         )
     return (args[0], None) if args else (next(iter(kwargs.values())), next(iter(kwargs)))
 

@@ -78,7 +78,7 @@ def _factorize(covariance: Tensor, jitter: float, whose: str) -> Tensor:
     if bool(failed.any()):
         raise ValueError(
             f"function_kl: {whose} covariance at the context inputs has no Cholesky factor with jitter={jitter:g}; "
-            "give fewer context inputs, context inputs that differ more, a larger jitter, or covariance='diagonal'"
+            "give fewer context inputs, context inputs that differ more, a larger jitter=, or covariance='diagonal'"
         )
     return factor
 
@@ -109,9 +109,9 @@ def check_kl(kl: Tensor) -> None:
     read."""
     if should_check(kl) and not bool(torch.isfinite(kl)):
         raise ValueError(
-            f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite at a context "
-            "input (for example, for an all-zero input to a network without biases, or for collapsed standard deviations); "
-            "change the context, or give a larger init_std"
+            f"function_kl is {float(kl.detach())}, because a variance of the linearized network is 0 or not finite "
+            "at a context input (for example, for an all-zero input to a network without biases, or for collapsed "
+            "standard deviations); change the context, or give init_std= a larger value"
         )
 
 

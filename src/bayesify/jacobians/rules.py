@@ -117,7 +117,9 @@ class ConvRule(Rule):
         """Padded inputs, [B, C, ...]; inputs of a transposed convolution are not padded."""
         module = self.module
         if inputs.ndim != len(module.kernel_size) + 2:
-            raise ValueError("the rule for convolutions needs inputs with a batch axis")
+            raise ValueError(
+                "a convolution got inputs without a batch axis, which its derivative rule does not support"
+            )
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         padding = () if module.transposed else module._reversed_padding_repeated_twice
         return F.pad(as_float(inputs), padding, mode=mode) if any(padding) else as_float(inputs)
@@ -208,7 +210,9 @@ class LookupRule(Rule):
     def keep(self, inputs: Tensor) -> Tensor:
         """Indices of the looked-up rows, with all positions on one axis: [B, T]."""
         if self.module.max_norm is not None or self.module.scale_grad_by_freq:
-            raise ValueError("the rule for embeddings does not support max_norm or scale_grad_by_freq")
+            raise ValueError(
+                "an embedding has max_norm= or scale_grad_by_freq=, which its derivative rule does not support"
+            )
         return inputs.reshape(inputs.shape[0], -1)
 
     def _weight(self, kept: Tensor, g: Tensor) -> Tensor:
@@ -244,7 +248,7 @@ class NormRule(Rule):
         x, module = as_float(inputs), self.module
         if isinstance(module, _BatchNorm):
             if module.running_mean is None or module.running_var is None:
-                raise ValueError("the rule for batch normalization needs running statistics")
+                raise ValueError("a batch normalization has no running statistics, which its derivative rule needs")
             mean, variance = module.running_mean.to(x), module.running_var.to(x)
             return F.batch_norm(x, mean, variance, None, None, False, 0.0, module.eps)
         if isinstance(module, nn.GroupNorm):

@@ -68,7 +68,9 @@ class WeightCovariance(ABC):
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
         """Covariances over all positions and outputs of an example, [C, B, T K, T K] for C factors."""
-        raise NotImplementedError("Laplace: these covariances cannot be computed from the inputs of a layer")
+        raise NotImplementedError(
+            f"Laplace: {type(self).__name__} cannot compute covariances between positions from the inputs of a layer"
+        )
 
     @property
     def layer(self) -> Layer:

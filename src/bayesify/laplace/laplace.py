@@ -147,7 +147,7 @@ def _check_choices(covariance: Structure, curvature: Curvature, marginal: bool, 
     if marginal and covariance != "full":
         raise ValueError(f"Laplace: marginal=True does not work with covariance={covariance!r}; use covariance='full'")
     if sampled and curvature == "empirical":
-        raise ValueError("Laplace: num_samples does not apply to curvature='empirical'; leave num_samples out")
+        raise ValueError("Laplace: num_samples= does not apply to curvature='empirical'; leave num_samples= out")
     if covariance == "sampled" and curvature != "ggn":
         raise ValueError(
             f"Laplace: covariance='sampled' does not work with curvature={curvature!r}; use curvature='ggn'"
@@ -235,7 +235,7 @@ class Laplace(Drawable):
         output: str | int | None = None,
     ) -> None:
         if isinstance(net, BayesianNetwork):
-            raise TypeError("Laplace: net is a BayesianNetwork; give the plain network, or its mean_network()")
+            raise TypeError("Laplace: net= is a BayesianNetwork; give the plain network, or its mean_network()")
         auto = isinstance(subset, str) and subset == "auto"
         self._chooses = auto and covariance is None and not marginal
         self.sampling = covariance if isinstance(covariance, Sampled) else Sampled()
@@ -463,15 +463,16 @@ class Laplace(Drawable):
         if isinstance(posterior, FullCovariance) and not quiet and not posterior.has_low_rank:
             warnings.warn(
                 f"Laplace.fit: a full covariance over all {self.subset.size:,} weights takes a minute or more on one "
-                "CPU core; subset='last_layer' takes seconds",
+                "CPU core; to save time, give subset='last_layer', which takes seconds",
                 stacklevel=5,
             )
         rows, outputs = min(self.data.num_data, leave_one_out.NUM_LEFT_OUT_ROWS), self.outputs_per_example
         chooses = self._default and self.likelihood.task == "classification" and self.device.type == "cpu"
         if isinstance(posterior, FullCovariance) and chooses and rows * outputs**3 > MAX_QUIET_OPERATIONS:
             warnings.warn(
-                f"Laplace.fit: choosing the prior precision of a full covariance with {outputs:,} outputs takes half a "
-                "minute or more on one CPU core; to avoid this, give covariance='kronecker' or a number as prior_precision",
+                f"Laplace.fit: choosing the prior precision of a full covariance with {outputs:,} outputs takes half "
+                "a minute or more on one CPU core; to avoid this, give covariance='kronecker' or prior_precision= "
+                "with a number",
                 stacklevel=5,
             )
         if self.covariance == "kronecker":
@@ -484,7 +485,7 @@ class Laplace(Drawable):
 
     def _check_sampling(self, checkpoint: str | Path | None) -> None:
         if checkpoint is not None and self.covariance != "sampled":
-            raise ValueError("Laplace.fit: checkpoint works only with covariance='sampled'; leave checkpoint out")
+            raise ValueError("Laplace.fit: checkpoint= works only with covariance='sampled'; leave checkpoint= out")
         if self.covariance == "sampled" and float(sum_over_processes(torch.ones(()))) > 1:
             raise ValueError("Laplace.fit: covariance='sampled' runs in one process; give all data to one process")
         if self._scales_by_curvature:
@@ -1189,7 +1190,7 @@ class Laplace(Drawable):
         """
         self.fitted()
         if not grid:
-            raise ValueError("tune_prior_precision: grid is empty; give positive numbers")
+            raise ValueError("tune_prior_precision: grid= is empty; give at least one positive number")
         base = 1.0 if isinstance(self.base_precision, dict) else self.base_precision
         if method == "evidence" or (method is None and loader is None):
             if noise:
@@ -1200,7 +1201,7 @@ class Laplace(Drawable):
             if noise:
                 raise ValueError(
                     "tune_prior_precision: noise=True works only with method='evidence', because method='validation' "
-                    "tunes only the prior"
+                    "tunes only the prior precision; leave out noise=, or use method='evidence'"
                 )
             score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
             num_fine = precisions.NUM_FINE_SCORES
@@ -1229,7 +1230,7 @@ class Laplace(Drawable):
         loader's data."""
         if loader is None:
             raise ValueError(
-                "tune_prior_precision: method='validation' needs a loader; give a loader over validation data"
+                "tune_prior_precision: method='validation' needs loader=; give a loader over validation data"
             )
         batches = [parse_batch(item, read_batch).to(self.device) for item in loader]
         if not batches:
@@ -1280,14 +1281,20 @@ class Laplace(Drawable):
         """The likelihood, which must be Gaussian with one shared variance. Otherwise a `ValueError` is raised; `what` is the
         caller's name in the message."""
         if not isinstance(self.likelihood, Gaussian) or self.likelihood.noise.ndim:
-            raise ValueError(f"{what} needs a Gaussian likelihood with the same noise variance for all outputs")
+            raise ValueError(
+                f"{what} needs a Gaussian likelihood with the same noise variance for all outputs; use "
+                "likelihoods.Gaussian() with no noise variance or with a single number"
+            )
         return self.likelihood
 
     def _fit_noise(self) -> None:
         """Set the noise variance to MacKay's fixed point."""
         likelihood, (subset, posterior) = self._shared_noise("tune_prior_precision: noise=True"), self.fitted()
         if not isinstance(posterior, FullCovariance) or self.marginal:
-            raise ValueError("tune_prior_precision: noise=True works only with covariance='full' and marginal=False")
+            raise ValueError(
+                "tune_prior_precision: noise=True works only with covariance='full' and marginal=False; change these "
+                "arguments of Laplace, or leave noise= out"
+            )
         mean = subset.take(self.values).double()
         variance = fixed_point_noise(
             posterior.spectrum(),
@@ -1311,7 +1318,8 @@ class Laplace(Drawable):
         likelihood, (_, posterior) = self._shared_noise("Laplace: set_noise"), self.fitted()
         if not isinstance(posterior, (FullCovariance, DiagonalCovariance)) or self.marginal:
             raise ValueError(
-                "Laplace: set_noise works only with covariance='full' or 'diagonal', and with marginal=False"
+                "Laplace: set_noise works only with covariance='full' or 'diagonal', and with marginal=False; fit "
+                "again with likelihoods.Gaussian(variance)"
             )
         ratio = float(likelihood.noise.detach()) / variance
         likelihood.set_noise(variance)

@@ -32,7 +32,8 @@ def check_precision(value: Any, weights: Mapping[str, Weight], values: Mapping[s
     for key in found:
         if not any(_matches(key, name) for name in names):
             raise ValueError(
-                f"Laplace: prior_precision names {key!r}, which matches no weight; the network has {', '.join(names)}"
+                f"Laplace: prior_precision= has the entry {key!r}, which matches no weight; the weights are "
+                f"{', '.join(names)}"
             )
     for name in names:
         precision_of(found, name)
@@ -113,7 +114,8 @@ def precision_of(value: Precision, name: str) -> float:
         if _matches(key, name):
             return number
     raise ValueError(
-        f"Laplace: prior_precision has no entry for {name}; add an entry for it, or '*' for all other weights"
+        f"Laplace: prior_precision= has no entry for {name}; add an entry with this name, or an entry '*' for all "
+        "other weights"
     )
 
 

@@ -181,8 +181,8 @@ class DrawsFile:
             if before != value:
                 shown = f"{key}={before!r}, but this run has {value!r}" if key != "network" else "another network"
                 raise ValueError(
-                    f"{self.path}: the checkpoint was written with {shown}; use the same settings, or give another path as "
-                    "checkpoint"
+                    f"{self.path}: the checkpoint was written with {shown}; use the same settings, or give "
+                    "checkpoint= another path"
                 )
         return header["facts"], tensors
 
@@ -220,8 +220,8 @@ class SampledCovariance(WeightCovariance):
         """
         if factor != self.factor:
             raise ValueError(
-                "Laplace: with covariance='sampled', the prior precision cannot be changed after fit, because the draws depend on "
-                "it; fit again with prior_precision=..., or set temperature"
+                "Laplace: with covariance='sampled', the prior precision cannot be changed after fit, because the "
+                "draws depend on it; fit again with prior_precision=..., or change temperature= instead"
             )
         return self
 

@@ -252,7 +252,7 @@ def _masked(candidates: Candidates, mask: dict[str, Tensor] | Tensor) -> Tensor:
         unknown = set(mask) - set(candidates.weights)
         if unknown:
             why = "is frozen" if min(unknown) in candidates.frozen else "is not a parameter of the network"
-            raise ValueError(f"subnetwork.from_mask: {min(unknown)!r} {why}; leave this name out")
+            raise ValueError(f"subnetwork.from_mask: the mask names {min(unknown)!r}, which {why}; leave this name out")
         parts = []
         for name, weight in candidates.weights.items():
             part = mask.get(name, torch.zeros(weight.shape, dtype=torch.bool))
@@ -279,7 +279,8 @@ def as_mask(values: Any) -> Tensor:
     found = torch.as_tensor(values)
     if found.dtype != torch.bool and not bool(((found == 0) | (found == 1)).all()):
         raise ValueError(
-            "subnetwork: a mask must consist of true and false, or of 1 and 0; use from_indices for positions"
+            "subnetwork: the mask has entries other than True and False (or 1 and 0); give a mask of these values, "
+            "or use from_indices for positions"
         )
     return found.bool()
 
@@ -389,10 +390,10 @@ def from_indices(indices: Tensor | Sequence[int]) -> Selector:
     """
     found = torch.as_tensor(indices)
     if found.numel() == 0:
-        raise ValueError("subnetwork.from_indices: indices are empty; give at least one index")
+        raise ValueError("subnetwork.from_indices: indices= is empty; give at least one index")
     if found.ndim != 1 or found.is_floating_point() or found.dtype == torch.bool:
         raise ValueError(
-            "subnetwork.from_indices: indices are not a list of integers; give integers, or use from_mask for a mask"
+            "subnetwork.from_indices: indices= is not a list of integers; give integers, or use from_mask for a mask"
         )
     if len(found.unique()) != len(found):
         raise ValueError("subnetwork.from_indices: an index appears twice; give each index once")
@@ -472,8 +473,8 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     dtype = covariance.dtype
     if covariance.ndim != 2 or covariance.shape != (chosen.numel(), chosen.numel()):
         raise ValueError(
-            f"posterior_gap: the covariance has shape {tuple(covariance.shape)}, and the mask has {chosen.numel()} "
-            "entries; give [P, P] and [P]"
+            f"posterior_gap: the covariance has shape {tuple(covariance.shape)}, but the mask has {chosen.numel()} "
+            "entries; for P weights, give a covariance [P, P] and a mask [P]"
         )
     scale = covariance.abs().amax()
     symmetric = bool(torch.isfinite(scale)) and bool((covariance - covariance.T).abs().amax() <= 1e-4 * scale)
@@ -486,7 +487,8 @@ def posterior_gap(covariance: Tensor, mask: Tensor) -> Tensor:
     least = stable_eigh(0.5 * (covariance + covariance.T), "posterior_gap: the covariance")[0].amin()
     if bool(least < -1e-4 * scale):
         raise ValueError(
-            f"posterior_gap: the covariance has the eigenvalue {float(least):.3g}; give a positive definite matrix"
+            "posterior_gap: the covariance is not positive definite, because it has the eigenvalue "
+            f"{float(least):.3g}; give a positive definite matrix"
         )
     inside = covariance[chosen][:, chosen]
     values, vectors = stable_eigh(inside, "posterior_gap: the covariance")

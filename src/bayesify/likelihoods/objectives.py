@@ -71,9 +71,9 @@ def integrated_log_likelihood(
 def check_example_weights(weights: Tensor, batch: int) -> None:
     """Raise `ValueError` unless there is one finite weight of at least 0 for each example of a batch."""
     if weights.shape != (batch,):
-        raise ValueError(f"example_weights have shape {tuple(weights.shape)}; give one weight per example, [{batch}]")
+        raise ValueError(f"example_weights= has shape {tuple(weights.shape)}; give one weight per example, [{batch}]")
     if should_check(weights) and not bool((weights >= 0).all() & torch.isfinite(weights).all()):
-        raise ValueError("example_weights hold a negative or non-finite number; give finite weights of at least 0")
+        raise ValueError("example_weights= holds a negative or non-finite number; give finite weights of at least 0")
 
 
 def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
@@ -95,7 +95,8 @@ def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) 
     for name, weight in weights.items():
         if not bool(torch.isfinite(weight).all()):
             raise ValueError(
-                f"elbo is {value.item()}: a draw of {name} is not finite; lower the learning rate or the posterior's init_std"
+                f"elbo is {value.item()}: a draw of {name} is not finite; lower the learning rate, or give init_std= "
+                "of the posterior a smaller value"
             )
     if not bool(torch.isfinite(outputs).all()):
         raise ValueError(

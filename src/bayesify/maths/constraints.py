@@ -18,7 +18,7 @@ def raw_positive(value: float, maximum: float | None = None) -> float:
     """Inverse of `positive` for a single number: the raw value to store. Raises `ValueError` outside (0, `maximum`)."""
     limit = math.inf if maximum is None else maximum
     if not 0 < value < limit:
-        raise ValueError(f"value {value} is not between 0 and {limit}; give a start value in this range")
+        raise ValueError(f"the start value {value} is not between 0 and {limit}; give a start value in this range")
     if maximum is not None:
         return math.log(value) - math.log(maximum - value)
     return value + math.log(-math.expm1(-value))  # log(exp(v) - 1), stable at both ends

@@ -289,7 +289,11 @@ def _kernels_run(device: torch.device) -> bool:
         kernel_normals(1, torch.zeros(1, dtype=torch.int64, device=device))
     except Exception as error:  # for example, there is no C compiler, or Triton does not know the GPU
         reason = str(error).strip().splitlines()[:1]
-        warnings.warn(f"Triton kernels do not run here {reason}; draws use torch's own operations", stacklevel=2)
+        warnings.warn(
+            f"Triton kernels cannot run on this machine {reason}, so draws use torch operations, which are slower; "
+            "to use the kernels, install a C compiler or another version of Triton",
+            stacklevel=2,
+        )
         return False
     return True
 

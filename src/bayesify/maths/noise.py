@@ -129,7 +129,7 @@ class _PerModel(Function):
 
     @staticmethod
     def forward(index: Tensor, sources: Any, make: Any, *arguments: Tensor) -> Tensor:
-        raise RuntimeError("StackedNoise works only under vmap")
+        raise RuntimeError("StackedNoise was used outside vmap, but it works only inside vmap")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

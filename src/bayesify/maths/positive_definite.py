@@ -130,7 +130,8 @@ def stable_cholesky(matrix: Tensor, what: str) -> Tensor:
         factor, failed = checked_cholesky(matrix + torch.diag_embed((jitter * mean).expand(matrix.shape[:-1])))
         if not bool(failed.any()):
             warnings.warn(
-                f"{what}: {jitter:g} times the mean of its diagonal was added to the diagonal, so that it could be factorized",
+                f"{what} is not positive definite, so {jitter:g} times the mean of its diagonal was added to the "
+                "diagonal",
                 stacklevel=3,
             )
             return factor

@@ -102,7 +102,7 @@ def calibration_curve(
     """
     chosen = [step / 20 for step in range(1, 20)] if levels is None else [float(level) for level in levels]
     if not chosen:
-        raise ValueError("calibration_curve: levels is empty; give at least one level between 0 and 1")
+        raise ValueError("calibration_curve: levels= is empty; give at least one level between 0 and 1")
     centrality = predictive.centrality(match_values(predictive, y)).flatten().double()
     expected = torch.tensor(chosen, dtype=torch.float64, device=centrality.device)
     return CalibrationCurve(expected, (centrality <= expected[:, None]).double().mean(1))

@@ -96,9 +96,8 @@ def brier(class_probs: Tensor, y: Tensor) -> Tensor:
     classes = class_probs.shape[-1]
     if y.shape != class_probs.shape[:-1] or not bool(((y >= 0) & (y < classes)).all()):
         raise ValueError(
-            f"metrics.brier: y has shape {list(y.shape)} and class_probs has shape {list(class_probs.shape)}; give "
-            f"one label from 0 to "
-            f"{classes - 1} for each row"
+            f"metrics.brier: y= has shape {list(y.shape)} and class_probs= has shape {list(class_probs.shape)}; give "
+            f"one label from 0 to {classes - 1} for each row"
         )
     target = torch.nn.functional.one_hot(y.long(), class_probs.shape[-1]).to(class_probs)
     return (class_probs - target).square().sum(-1)

@@ -66,7 +66,9 @@ class MeanField(Posterior):
     ) -> None:
         super().__init__()
         if max_std is not None and init_std is not None and init_std >= max_std:
-            raise ValueError(f"MeanField: init_std={init_std} is not below max_std={max_std}; give a smaller init_std")
+            raise ValueError(
+                f"MeanField: init_std={init_std} is not below max_std={max_std}; give init_std= a smaller value"
+            )
         self.init_std, self.max_std, self.units = init_std, max_std, units
         self.local_reparameterization = local_reparameterization
         self.capturable = not local_reparameterization
@@ -214,8 +216,8 @@ class MeanField(Posterior):
         for name, std in stds.items():
             if self.max_std is not None and std >= self.max_std:
                 raise ValueError(
-                    f"MeanField: q cannot be set to the prior, because the prior std of {name} is {std:.3g}, which is not below "
-                    f"max_std={self.max_std}; give a larger max_std"
+                    f"MeanField: q cannot be set to the prior, because the prior std of {name} is {std:.3g}, which "
+                    f"is not below max_std={self.max_std}; give max_std= a larger value"
                 )
         for name, std in stds.items():
             self.mean_value[name].zero_()

@@ -116,7 +116,7 @@ class Predictive:
                 other = "classification"
             else:
                 raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-            raise AttributeError(f"{kind}: {name} is {words}; to get it, give the model a likelihood for {other}")
+            raise AttributeError(f"{kind}: {name} is {words}; to get {name}, give the model a likelihood for {other}")
 
     def with_outputs(self, outputs: Tensor | Outputs) -> Self:
         """The same kind of mixture, but with other outputs for each draw, [S, B, ...]. The original prediction stays unchanged.
@@ -144,8 +144,8 @@ class Predictive:
     def _check_mixture(self) -> None:
         if not self.is_mixture:
             raise TypeError(
-                f"{type(self).__name__} is not a mixture over draws; predict with method='draws', or for Laplace with "
-                "method='linearized_mc' or method='network_mc'"
+                f"{type(self).__name__} is not a mixture over draws; predict with method='draws' (for Laplace, with "
+                "method='linearized_mc' or 'network_mc')"
             )
 
     def _fresh(self) -> Self:

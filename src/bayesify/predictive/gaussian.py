@@ -245,8 +245,8 @@ class OutputGaussian:
             return self.mean + self._in_shape(spread.move(noise.repeat_interleave(len(spread) // batch, 1)))
         if not self.is_joint:
             raise RuntimeError(
-                "Predictive: the covariances of the outputs exceed the memory budget and were not kept; predict fewer "
-                "rows at a time, raise the argument memory, or use method='linearized_mc'"
+                "Predictive: the covariances of the outputs exceed the memory budget and were not kept; predict "
+                "fewer rows at a time, raise memory=, or use method='linearized_mc'"
             )
         values, vectors = stable_eigh(self.covariance, "Predictive: the covariance of the outputs")
         root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)

@@ -183,7 +183,7 @@ class RegressionPredictive(Predictive):
         """
         levels = [q] if isinstance(q, (int, float)) else list(q)
         if not levels:
-            raise ValueError("quantile: q is empty; give at least one probability")
+            raise ValueError("quantile: q= is empty; give at least one probability")
 
         def solve(outputs: Tensor) -> Tensor:
             parameters = self._components(outputs)

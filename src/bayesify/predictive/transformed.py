@@ -120,7 +120,7 @@ class TargetTransform:
         """
         if not isinstance(config, dict) or config.get("name") not in get_args(TransformName):
             raise ValueError(
-                "TargetTransform.restore: config does not describe a transform; give the result of config()"
+                "TargetTransform.restore: config= does not describe a transform; give the result of config()"
             )
         numbers = {key: torch.tensor(config[key], dtype=torch.float64) for key in ("shift", "scale", "power", "unit")}
         return cls(config["name"], **numbers)

@@ -264,7 +264,7 @@ class RandomFeatureGP(BayesianNetwork):
         """Restore the process, with a copy of the given `RandomFeatureNetwork`, which must have the same sizes."""
         if not isinstance(net, RandomFeatureNetwork):
             raise ValueError(
-                f"the given network is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"
+                f"RandomFeatureGP: net= is {type(net).__name__}; give a RandomFeatureNetwork of the same sizes"
             )
         features, stored = net.features, config["network"]
         process = cls(
@@ -300,7 +300,8 @@ class RandomFeatureGP(BayesianNetwork):
         posterior, likelihood, names = self.posterior, self.likelihood, list(self.weights)
         if not isinstance(posterior, FullCovariance) or not isinstance(likelihood, Gaussian):
             raise ValueError(
-                "RandomFeatureGP.condition needs posterior='full_covariance' and a Gaussian likelihood; give both"
+                "RandomFeatureGP.condition: the model does not have both posterior='full_covariance' and a Gaussian "
+                "likelihood; make it with both"
             )
         targets = y.unsqueeze(-1) if y.ndim == 1 else y
         if targets.shape != (len(x), len(names)):

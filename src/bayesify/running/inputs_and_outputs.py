@@ -259,7 +259,7 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
     tree, _ = as_tree(output)
     entries = dict(enumerate(tree)) if isinstance(tree, (tuple, list)) else tree
     if not isinstance(entries, dict):
-        raise ValueError(f"the network returns {type(output).__name__}; it must return tensors")
+        raise ValueError(f"the network returns {type(output).__name__}; give a network that returns tensors")
     if key is not None:
         if key not in entries:
             raise ValueError(f"the network's output has no entry {key!r}; its entries are {list(entries)}")
@@ -273,5 +273,6 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
     if "logits" in tensors:
         return tensors["logits"]
     raise ValueError(
-        f"the network returns {list(entries)}; say which entry the likelihood uses, with bayesianize(..., output=...)"
+        f"the network returns {list(entries)}; name the entry that the likelihood should use: bayesianize(..., "
+        "output=...)"
     )

@@ -44,9 +44,8 @@ def warn_of_mixing(few: Tensor, piece: Tensor) -> None:
     alone, beside = few[:rows].float(), piece[:rows].float()
     if bool((alone - beside).abs().max() > tolerance * (1 + beside.abs().max())):
         warnings.warn(
-            "predict: the batch was split to stay within the memory budget, but the network's outputs for a row depend "
-            "on the other rows (or are random); give split_batch=False for such a network, or increase the argument "
-            "memory",
+            "predict: the batch was split to stay within the memory budget, but the network's outputs for a row "
+            "depend on the other rows or are random; give split_batch=False, or a larger memory=",
             stacklevel=2,
         )
 

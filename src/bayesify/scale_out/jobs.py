@@ -146,7 +146,10 @@ class _Records:
         if not self.look(finished.name):
             write_result(self.folder, finished.name, self.jobs[finished.name], finished.result or {})
         if not self.look(finished.name):
-            raise OSError(f"{result_path(self.folder, finished.name)} was written but cannot be read")
+            raise OSError(
+                f"run_jobs: {result_path(self.folder, finished.name)} was written but cannot be read; check the disk "
+                "of the folder"
+            )
 
     def run(self, run: Run, call: Callable[..., Finished], jobs: Mapping[str, Any], retries: int, tell: Tell) -> None:
         """Run all open jobs in rounds. A job whose worker died is run alone, after all other jobs."""

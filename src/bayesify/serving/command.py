@@ -247,7 +247,7 @@ def predict(
     try:
         for path_given in (folder, new):
             if not path_given.exists() and str(path_given) != "-":
-                raise InputError(f"{path_given}: there is no such file or folder")
+                raise InputError(f"{path_given}: there is no such file or folder; check the path")
         reading = Reading(sheet, encoding, names_of(missing))
         from bayesify.serving.questions import Questions, check_level, number_of
 

@@ -74,8 +74,8 @@ class Costs:
     def _of_file(cls, path: Path, classes: Sequence[str]) -> Costs:
         if not path.is_file():
             raise InputError(
-                f"--costs {path}: this is neither a file nor a cost such as {classes[0]}:{classes[-1]}=10, which means "
-                "TRUTH:DECISION=COST"
+                f"--costs {path}: this is neither a file nor a cost such as {classes[0]}:{classes[-1]}=10, written "
+                "as TRUTH:DECISION=COST; check the path, or write such a cost"
             )
         frame, _ = read_table(path)
         names, decisions = [label_of(cell) for cell in frame.iloc[:, 0]], tuple(map(str, frame.columns[1:]))

@@ -106,12 +106,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         first = not hasattr(self, "fitted_")
         if first and classes is None:
             raise ValueError(
-                "BayesianClassifier: the first call of partial_fit needs classes=, with all labels that will ever occur"
+                "BayesianClassifier: the first call of partial_fit needs classes=; give a list of all labels that "
+                "will ever occur"
             )
         if not first and classes is not None and not np.array_equal(self.classes_, np.unique(classes)):
             raise ValueError(
                 f"BayesianClassifier: classes={classes!r} differs from the classes of the first call, "
-                f"{self.classes_.tolist()}; give the same classes, or omit the argument"
+                f"{self.classes_.tolist()}; give the same classes, or leave classes= out"
             )
         return self._partial_fit(self._training_table(X, y, sample_weight, classes=classes, first=first))
 
@@ -133,7 +134,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
         if unknown.any():
             raise ValueError(
                 f"BayesianClassifier: label {y[unknown].tolist()[0]!r} is not among the classes {known.tolist()}; "
-                "include this label in the argument classes of the first call"
+                "include this label in classes= of the first call"
             )
         return TrainingTable(Rows(rows.x, np.searchsorted(known, y), rows.weights), known, columns)
 

@@ -206,7 +206,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         used = weights > 0
         if used.sum() < min_rows:
             raise ValueError(
-                f"{type(self).__name__}: X has {used.sum()} rows with a positive sample_weight; give at least {min_rows}"
+                f"{type(self).__name__}: X has {used.sum()} rows with a positive sample_weight=; give at least "
+                f"{min_rows}"
             )
         return Rows(inputs[used], y[used], weights[used]), columns
 
@@ -216,7 +217,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             weights: np.ndarray = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
             if not 0 < weights.sum() <= MAX_FLOAT32:
                 raise ValueError(
-                    f"the sum of the sample weights is {weights.sum():g}, but it must be positive and at most {MAX_FLOAT32:.3g}"
+                    f"the sum of sample_weight= is {weights.sum():g}; give weights whose sum is positive and at most "
+                    f"{MAX_FLOAT32:.3g}"
                 )
         return weights
 
@@ -295,7 +297,7 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
             return method
         if self.network is not None:
             raise ValueError(
-                f"{owner}: method='auto' builds its own network, so `network` cannot be used; give hidden= instead, "
+                f"{owner}: method='auto' builds its own network, so network= cannot be used; give hidden= instead, "
                 "or choose another method"
             )
         self._check_options(AUTO, ("members",))
@@ -315,8 +317,8 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
         for name in self.method_options or {}:
             if names is not None and name not in names:
                 raise ValueError(
-                    f"{type(self).__name__}: method_options has {name!r}, which {method!r} does not accept; "
-                    f"{suggest(str(name), names) if names else 'it accepts no options'}"
+                    f"{type(self).__name__}: method_options= has the entry {name!r}, which {method!r} does not "
+                    f"accept; {suggest(str(name), names) if names else 'it accepts no options'}"
                 )
 
     # -- prediction ------------------------------------------------------------------------------------------------

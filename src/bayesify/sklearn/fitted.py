@@ -192,13 +192,13 @@ class FittedTable:
         network, units, classes = NetworkShape.restore(config["network"]), config["units"], config["classes"]
         encoding = Encoding.restore(config["encoding"])
         if units is not None and units["transform"] not in TRANSFORMS:
-            raise ValueError(f"transform {units['transform']!r} is unknown")
+            raise ValueError(f"the file names the transform {units['transform']!r}, which is unknown")
         net = network.make(0)
         model = STORED_CLASSES[config["type"]].restore(net, config["model"], below("model", state))
         if isinstance(model, nn.Module):
             model.eval()
         if not isinstance(model, Predictor):
-            raise ValueError(f"{config['type']} is not a predictor")
+            raise ValueError(f"the file contains a {config['type']}, which is not a predictor")
         return cls(
             str(config["method"]),
             str(config["likelihood"]),

@@ -198,8 +198,8 @@ def _merged(table: TrainingTable, settings: Settings) -> TrainingTable:
     most = EFFORTS[settings.effort].max_chain_rows
     if settings.method is not None and settings.method.is_chain and len(rows) > most:
         warnings.warn(
-            f"{settings.owner}: Markov chains are slow, so only {most:,} of the {len(rows):,} rows are used; they were "
-            "chosen at random",
+            f"{settings.owner}: Markov chains are slow, so the model is trained on only {most:,} of the "
+            f"{len(rows):,} rows, chosen at random; to use all rows, choose another method",
             stacklevel=6,
         )
         chosen = np.random.default_rng(derive_seed(settings.seed, "chain")).choice(len(rows), most, replace=False)

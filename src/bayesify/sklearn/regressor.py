@@ -245,7 +245,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         model, units = self.model_, self.fitted_.units
         if not isinstance(model.likelihood, Gaussian) or units is None:
             raise AttributeError(
-                "BayesianRegressor: noise_ exists only if all rows have the same noise; here the noise depends on the row"
+                "BayesianRegressor: noise_ exists only if all rows have the same noise, but here the noise depends "
+                "on the row; use predictive(X).aleatoric"
             )
         factor = model.variance_scale if isinstance(model, TemperatureScaling) else 1.0
         return np.asarray(factor * np.square(units.scale) * model.likelihood.noise.detach().numpy())

@@ -20,8 +20,8 @@ def warn_of_copies(weights: np.ndarray, owner: str) -> None:
     """Warn if the weights say that the average row stands for many examples."""
     if weights.sum() > MAX_MEAN_WEIGHT * len(weights):
         warnings.warn(
-            f"{owner}: according to sample_weight, {len(weights):,} rows stand for {weights.sum():,.0f} examples, and "
-            "the model will be as certain as if it had seen that many examples; if the weights are degrees of "
+            f"{owner}: according to sample_weight=, {len(weights):,} rows stand for {weights.sum():,.0f} examples, "
+            "and the model will be as certain as if it had seen that many examples; if the weights are degrees of "
             "importance and not numbers of examples, divide them by their mean",
             stacklevel=5,
         )

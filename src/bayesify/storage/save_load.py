@@ -102,7 +102,7 @@ def load(path: str | Path, net: nn.Module | None = None, *, map_location: Device
         TypeError: If `net` is not a module.
     """
     if isinstance(net, BayesianNetwork):
-        raise TypeError("load: net is a BayesianNetwork; give the plain network from which it was made")
+        raise TypeError("load: net= is a BayesianNetwork; give the plain network from which it was made")
     return restore(path, *tensor_files.read(path, "model"), net, map_location)
 
 
@@ -228,7 +228,7 @@ class AllocationLimit(TorchDispatchMode):
         self.left -= size
         self.calls_left -= 1
         if size > self.at_once or self.left < 0 or self.calls_left < 0:
-            raise ValueError("its configuration describes far more numbers than the file contains")
+            raise ValueError("the configuration in the file describes far more numbers than the file contains")
         return func(*args, **kwargs)
 
 

@@ -223,7 +223,7 @@ class CsvFile:
                 "put the columns' names in the first line"
             )
         if not rows:
-            raise InputError(f"{self.text.where}: the table has a header but no rows")
+            raise InputError(f"{self.text.where}: the table has a header but no rows; add rows below the header")
         check_names(self.text.where, [name.strip() for name in columns])
 
     def _frames(self, rows: int | None, chosen: Sequence[str] = ()) -> Iterator[DataFrame]:

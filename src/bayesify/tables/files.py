@@ -132,7 +132,7 @@ def check_there(data: str) -> None:
             f"{data}: this is a web address; download the table (for example with curl -O), and give the file"
         )
     if is_path(data) and data != STDIN and not Path(data).exists():
-        raise InputError(f"{data}: there is no such file")
+        raise InputError(f"{data}: there is no such file; check the path")
 
 
 def read_bytes(path: Path) -> tuple[str, bytes]:

@@ -114,7 +114,10 @@ def read_target(column: Series, task: Task | None = None) -> Target:
             raise InputError(f"the target {name!r} holds texts, so the task cannot be regression; leave out --task")
         numbers = values[rows]
         if numbers.max() == numbers.min():
-            raise InputError(f"the target {name!r} is {numbers[0]:g} in every row; there is nothing to predict")
+            raise InputError(
+                f"the target {name!r} is {numbers[0]:g} in every row, so there is nothing to predict; choose another "
+                "target"
+            )
         check_magnitude(f"the target {name!r}", numbers)
         return Target(name, "regression", numbers, rows, (), tuple(notes))
     return _classes(name, column, rows, notes)

@@ -126,7 +126,7 @@ class RunningAverage:
         """Inverse of `state_dict`; raises `ValueError` if the state belongs to other parameters."""
         shapes = {name: value.shape for name, value in state["values"].items()}
         if shapes != {name: value.shape for name, value in self._values.items()} or not 0 <= state["count"] < 2**53:
-            raise ValueError("the average in the checkpoint belongs to other parameters")
+            raise ValueError("the averaged parameters in the checkpoint do not match this network's parameters")
         self._count.fill_(state["count"])
         for name, value in self._values.items():
             value.copy_(state["values"][name])

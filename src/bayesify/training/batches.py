@@ -283,8 +283,8 @@ def check_num_data(num_data: int | None, found: int | None) -> None:
     """Raise `ValueError` if the loader has more examples than `num_data`."""
     if num_data is not None and found is not None and num_data < found:
         raise ValueError(
-            f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave num_data "
-            "out to count the examples; a number that is too small makes the prior too strong"
+            f"fit: num_data={num_data}, but the loader has {found} examples; give at least {found}, or leave out "
+            "num_data= to count the examples; a number that is too small makes the prior too strong"
         )
 
 

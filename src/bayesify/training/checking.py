@@ -111,7 +111,9 @@ def _predict(start: nn.Module | Predictor, batch: Batch, like: Predictor, genera
     if isinstance(start, Predictor):
         return start.predict(batch.x, generator=generator)
     if like.likelihood is None:
-        raise ValueError("check: the model has no likelihood; give it a likelihood, or pass a predictor as start")
+        raise ValueError(
+            "check: the model has no likelihood; give the model a likelihood, or pass start= with a predictor"
+        )
     return predict_plain(copy.deepcopy(start).eval(), batch.x, like.likelihood, like.output)
 
 

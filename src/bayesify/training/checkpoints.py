@@ -134,8 +134,8 @@ class Checkpoint:
         if position.epoch + (position.batches > 0) > epochs:
             part = " and part of the next" if position.batches else ""
             raise ValueError(
-                f"{path}: the checkpoint holds {position.epoch} epochs{part}, but this run has {epochs} (epochs and "
-                "map_epochs together); give at least as many epochs, or start again with Checkpointing(path, "
+                f"{path}: the checkpoint holds {position.epoch} epochs{part}, but this run has {epochs} (epochs= and "
+                "map_epochs= together); give at least as many epochs, or start again with Checkpointing(path, "
                 "resume=False)"
             )
 
@@ -146,10 +146,11 @@ class Checkpoint:
         steps, sums = given.pop("steps"), given.pop("sums")
         if not isinstance(steps, int) or steps < 0 or len(sums) != 5:
             raise ValueError(
-                f"its position has steps={steps!r} and {len(sums)} sums, but a run writes a whole number of steps and 5 sums"
+                f"the position of the run in the checkpoint has steps={steps!r} and {len(sums)} sums, but fit writes "
+                "a whole number of steps and 5 sums"
             )
         if given.keys() != Position.__dataclass_fields__.keys():
-            raise ValueError("the position has unexpected entries")
+            raise ValueError("the position of the run in the checkpoint has unexpected entries")
         if given["best"] is not None:
             float(given["best"])
         return Position(**given), steps, sums
@@ -187,7 +188,7 @@ def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any
     }
     kinds = [{types[index] for index in group["params"] if index in types} for group in ours]
     if max(map(len, kinds)) > 1 or not state["state"].keys() <= set(range(len(parameters))):
-        raise ValueError("the entries in the optimizer's state differ between parameters")
+        raise ValueError("the optimizer's state in the checkpoint has different entries for different parameters")
     for index, entry in state["state"].items():
         for key, value in entry.items():
             if isinstance(value, Tensor) and value.shape not in (torch.Size(), parameters[index].shape):

@@ -145,7 +145,8 @@ def make_fabric(devices: Devices, *, unused: bool) -> Any:
     kind = torch.device(devices.kind or ("cuda" if torch.cuda.is_available() else "cpu")).type
     if kind == "cuda" and torch.cuda.device_count() < devices.count:
         raise ValueError(
-            f"fit: Devices({devices.count}), but this machine has {torch.cuda.device_count()} CUDA devices; lower the count"
+            f"fit: Devices({devices.count}), but this machine has {torch.cuda.device_count()} CUDA devices; give "
+            "Devices a smaller count"
         )
     starts: dict[str, Any] = {"script": "popen", "fork": "fork"}
     ddp = DDPStrategy(start_method=starts[devices.launch], find_unused_parameters=unused)

@@ -152,7 +152,7 @@ def fit(
     if epochs + map_epochs == 0:
         raise ValueError("fit: epochs=0 and map_epochs=0; give at least one epoch")
     if patience is not None and validation is None:
-        raise ValueError(f"fit: patience={patience} needs a validation loader; pass one as validation")
+        raise ValueError(f"fit: patience={patience} needs validation data; pass validation= with a loader")
     if validation is not None:
         validated(model)
         validation = validation if isinstance(validation, Validation) else Validation(validation)

@@ -176,8 +176,9 @@ class TrainingLoop:
                 keep_draws(bnn, self.loader, num_draws, max_examples=count, seed=seed, read_batch=self.plan.reader)
         except (MemoryError, torch.cuda.OutOfMemoryError) as error:
             warnings.warn(
-                f"fit: draws cannot have their own batch statistics ({error}); predictions use batch statistics "
-                "averaged over draws",
+                f"fit: draws cannot have their own batch statistics ({error}); so predictions use batch statistics "
+                "averaged over draws, which are less accurate; free memory, and call bayesify.keep_draws with fewer "
+                "draws",
                 stacklevel=2,
             )
 
@@ -398,8 +399,12 @@ class TrainingLoop:
             self._check_finite()
             self._save(self.path)
         if interrupted:
-            where = f"; the run is stored in {self.path}" if self.path is not None else ""
-            raise KeyboardInterrupt(f"fit: stopped at epoch {self.position.epoch + 1}{where}")
+            where = (
+                f"; it is stored in {self.path}, so call fit again with the same arguments to continue"
+                if self.path is not None
+                else ""
+            )
+            raise KeyboardInterrupt(f"fit: the run was interrupted in epoch {self.position.epoch + 1}{where}")
 
     def _save(self, path: Path) -> None:
         sums = [self.processes.total(value) for value in self.step.sums.read()]

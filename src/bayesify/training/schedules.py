@@ -66,8 +66,8 @@ def make_optimizer(choice: Any, module: nn.Module, learning_rate: float) -> torc
     made = choice if isinstance(choice, torch.optim.Optimizer) else choice(trainable)
     if not isinstance(made, torch.optim.Optimizer):
         raise TypeError(
-            f"fit: optimizer= gives an object of type {type(made).__name__}; give a torch.optim.Optimizer, or a "
-            "function that returns one"
+            f"fit: the function optimizer= returned an object of type {type(made).__name__}; return a "
+            "torch.optim.Optimizer"
         )
     if isinstance(made, torch.optim.LBFGS):
         raise ValueError(

@@ -341,7 +341,9 @@ class ModelStack(nn.Module, Trainable):
             found = self._one_by_one(batch, options, sources)  # a genuine error is raised again here
             self.loop_reason = f"vmap refused ({str(refusal).strip().splitlines()[0]})"
             if not isinstance(refusal, SlowVmap):
-                warnings.warn(f"ModelStack: {self.loop_reason}; the models run one by one", stacklevel=4)
+                warnings.warn(
+                    f"ModelStack: {self.loop_reason}, so the models run one by one, which is slower", stacklevel=4
+                )
             return found
         if not should_check(like) or math.isfinite((found[0] + found[1]).sum().item()):
             return found

@@ -139,7 +139,9 @@ def validate(
         except (ValueError, TypeError) as error:
             raise type(error)(f"fit: validation batch {index + 1}: {error}") from error
     if totals.total == 0:
-        raise ValueError("fit: the validation loader yields no examples; give a loader with data, or omit validation")
+        raise ValueError(
+            "fit: the validation loader yields no examples; give a loader with data, or leave validation= out"
+        )
     return totals
 
 

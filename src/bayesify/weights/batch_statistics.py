@@ -53,7 +53,9 @@ def pooling(layers: Iterable[_NormBase], batches: Iterable[Items]) -> Iterator[I
             layer.momentum = len(batch) / seen
         yield batch
     if not seen:
-        raise ValueError("the loader for batch statistics yields no batch; give a loader over the training data")
+        raise ValueError(
+            "the loader from which batch statistics are computed yields no batch; give a loader over the training data"
+        )
 
 
 def is_trained(layer: _NormBase) -> bool:
@@ -87,8 +89,8 @@ def frozen_layers(network: nn.Module, choice: BatchStatistics, belong: bool) -> 
     for name in names:
         if name not in layers:
             raise ValueError(
-                f"bayesianize: batch_statistics names {name!r}, which keeps no running statistics; "
-                f"give 'auto', 'frozen', 'train', or names of layers that keep them "
+                f"bayesianize: batch_statistics= names {name!r}, which is not a layer with running statistics; give "
+                "'auto', 'frozen', 'train', or names of layers that keep them "
                 f"({', '.join(layers) or 'the network has none'})"
             )
     return names
@@ -151,9 +153,9 @@ class KeptStatistics:
         for name, value in values.items():
             mine = own.get(name)
             if mine is None or value.ndim == 0 or (value.shape[1:], value.dtype) != (mine.shape, mine.dtype):
-                raise ValueError(f"the per-draw statistics for {name} do not belong to this network")
+                raise ValueError(f"the file has batch statistics for {name} that do not fit this network")
         if not values or len({len(value) for value in values.values()}) > 1 or not all(map(len, values.values())):
-            raise ValueError("the per-draw statistics have different numbers of draws")
+            raise ValueError("the stored batch statistics of the layers have different numbers of draws")
         return cls(seed, checksum, {name: value.to(own[name].device) for name, value in values.items()})
 
 

@@ -55,7 +55,9 @@ def put_tensors(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     missing, extra = sorted(names.keys() - state.keys()), sorted(state.keys() - names.keys())
     if missing or extra:
         raise ValueError(
-            f"the file lacks {missing[0]}" if missing else f"the file has {extra[0]}, but the model does not"
+            f"the file lacks the tensor {missing[0]}"
+            if missing
+            else f"the file has the tensor {extra[0]}, but the model does not"
         )
     module.load_state_dict({names[name]: value for name, value in state.items()})
 

@@ -149,7 +149,9 @@ def largest(scores: Mapping[str, Tensor], masks: Mapping[str, Tensor | None], ke
     alive = sum(int(mask.sum()) for mask in left.values())
     wanted = max(1, round(keep * total))  # at least one, because a layer without entries could not be trained
     if wanted > alive:
-        raise ValueError(f"prune: keep={keep}, but only {alive / total:.3g} of the parameters are left; lower keep")
+        raise ValueError(
+            f"prune: keep={keep}, but only {alive / total:.3g} of the parameters are left; give keep= a smaller value"
+        )
     flat = torch.cat([score.masked_fill(~left[name], -torch.inf).flatten() for name, score in scores.items()])
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[flat.topk(wanted, sorted=False).indices] = True

@@ -263,7 +263,8 @@ class _Replay(Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         if ctx.use.overwritten:
             raise RuntimeError(
-                "elbo: backward was called after a later call of elbo; call backward once per elbo, before the next elbo"
+                "elbo: backward was called on an elbo after the next elbo was computed; call backward once on each "
+                "elbo, before you compute the next one"
             )
         found = ctx.captured.backward.replay(grads)
         ctx.use.finished = True

@@ -33,8 +33,8 @@ def check_inputs(inputs: Any) -> Any:
     lengths = {len(entry) if isinstance(entry, Tensor) else _sizes(entry)[0] for entry in kept.values()}
     if len(lengths) != 1:
         raise ValueError(
-            f"{OWNER}: inputs have {sorted(lengths)} examples; give every input the same number of examples, at "
-            "least one"
+            f"{OWNER}: inputs= has tensors with {sorted(lengths)} examples; give every tensor the same number of "
+            "examples, at least one"
         )
     return kept if isinstance(inputs, Mapping) else list(kept.values())
 
@@ -131,7 +131,7 @@ def _first_width(network: nn.Module) -> int:
         if any(value is None for value in module._parameters.values()):
             break
     raise ValueError(
-        f"{OWNER}: inputs is a number, but the network's first layer is not linear; give the inducing inputs "
+        f"{OWNER}: inputs= is a number, but the network's first layer is not linear; give the inducing inputs "
         "themselves, such as examples of the training data, or their shape"
     )
 
@@ -148,7 +148,9 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
             break
     found = sum(map(len, targets))
     if found < count:
-        raise ValueError(f"{OWNER}: points={count}, but the loader has {found} examples; ask for fewer points")
+        raise ValueError(
+            f"{OWNER}: points={count}, but the loader has only {found} examples; give points= a smaller value"
+        )
     return _joined(inputs, count), torch.cat(targets)[:count]
 
 

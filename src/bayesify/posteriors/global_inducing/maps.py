@@ -153,7 +153,7 @@ class Convolution(LinearMap):
         if x.ndim != len(module.kernel_size) + 2:
             raise ValueError(
                 f"{OWNER}: {self.layer.name} gets an input of shape {tuple(x.shape)}, which has no axis of examples; "
-                "the layers must keep the examples along the first axis"
+                "change the network so that every layer keeps the examples along the first axis"
             )
         if module.padding_mode != "zeros":
             x = F.pad(x, module._reversed_padding_repeated_twice, mode=module.padding_mode)
@@ -220,8 +220,8 @@ class TransposedConvolution(Convolution):
         assert isinstance(module, _ConvTransposeNd)
         if len(args) > 1 or kwargs.get("output_size") is not None:
             raise ValueError(
-                f"{OWNER}: {self.layer.name} is called with an output_size, which is not supported; use output_padding, "
-                "or give this layer another posterior"
+                f"{OWNER}: {self.layer.name} is called with output_size=, which is not supported; use "
+                "output_padding=, or give this layer another posterior"
             )
         x: Tensor = argument(args, kwargs, 0, "input")
         sizes = [s * (n - 1) + 1 for s, n in zip(module.stride, x.shape[2:], strict=True)]
@@ -283,8 +283,9 @@ def trace(
         for features in seen[entry.layer.name]:
             if features.ndim < 2 or features.shape[0] != points:
                 raise ValueError(
-                    f"{OWNER}: {entry.layer.name} gets inputs of shape {tuple(features.shape)} for {points} inducing inputs; the "
-                    "layers must keep the examples along the first axis (batch_first=True in attention)"
+                    f"{OWNER}: {entry.layer.name} gets inputs of shape {tuple(features.shape)} for {points} inducing "
+                    "inputs; change the network so that every layer keeps the examples along the first axis "
+                    "(batch_first=True in attention)"
                 )
     _check_apart(runner, maps, arguments, values, seen, points)
     order = {name: position for position, name in enumerate(seen)}

@@ -275,8 +275,8 @@ class DiagonalMatrix(InducingMatrix):
             )
         if self.raw_std is None or (self.max_std is not None and self.max_std <= 1):
             raise ValueError(
-                f"InducingWeights: q(U) cannot be set to the prior, because the prior's std is 1 and max_std={self.max_std} "
-                "keeps the std of q(U) below 1; give a larger max_std"
+                "InducingWeights: q(U) cannot be set to the prior, because the prior's std is 1 and "
+                f"max_std={self.max_std} keeps the std of q(U) below 1; give max_std= a larger value"
             )
         self.location.zero_()
         self.raw_std.fill_(raw_positive(1.0, self.max_std))
@@ -345,8 +345,8 @@ class FullMatrix(InducingMatrix):
         if size > 2048:
             numbers = size * (size + 1) // 2
             raise ValueError(
-                f"InducingWeights: q='full' over {self.rows} x {self.cols} inducing weights needs {numbers:,} numbers "
-                "per layer; choose rows and cols so that rows * cols is at most 2048, or use q='matrix'"
+                f"InducingWeights: q='full' over {self.rows} x {self.cols} inducing weights needs {numbers:,} "
+                "numbers per layer; choose rows= and cols= so that their product is at most 2048, or use q='matrix'"
             )
         self.location = nn.Parameter(mean)
         self.lower = nn.Parameter(mean.new_zeros(self.count, size * (size - 1) // 2))

@@ -107,20 +107,20 @@ class InducingWeights(Posterior):
         super().__init__()
         if max_std is not None and q != "diagonal":
             raise ValueError(
-                f"InducingWeights: max_std applies only to q='diagonal', not to q={q!r}; leave out max_std"
+                f"InducingWeights: max_std= applies only to q='diagonal', not to q={q!r}; leave max_std= out"
             )
         if shared is not None:
             if len(shared) != 2:
                 raise ValueError(f"InducingWeights: shared={shared} is not a pair of sizes; give (rows, cols)")
             if not whiten:
-                raise ValueError("InducingWeights: shared inducing weights need whiten=True")
+                raise ValueError("InducingWeights: shared= does not work with whiten=False; use whiten=True")
             if fit_to_layer:
                 raise ValueError(
-                    "InducingWeights: shared inducing weights need the same number of columns in every layer; use "
-                    "fit_to_layer=False"
+                    "InducingWeights: shared= needs the same number of columns in every layer, but fit_to_layer=True "
+                    "changes it; use fit_to_layer=False"
                 )
             if init == "network":
-                raise ValueError("InducingWeights: shared inducing weights need a random start; use init='random'")
+                raise ValueError("InducingWeights: shared= does not work with init='network'; use init='random'")
         self.rows, self.cols, self.q, self.members = rows, cols, q, members
         self.max_lambda, self.max_std, self.whiten = max_lambda, max_std, whiten
         self.init = init or ("network" if shared is None else "random")
@@ -420,8 +420,8 @@ class InducingWeights(Posterior):
         """Set lambda to 1 and q(U) to p(U)."""
         if self.max_lambda is not None and self.max_lambda <= 1:
             raise ValueError(
-                f"InducingWeights: q cannot be set to the prior, because this needs lambda = 1 and max_lambda={self.max_lambda} "
-                "keeps lambda below 1; give a larger max_lambda"
+                "InducingWeights: q cannot be set to the prior, because this needs lambda = 1 and "
+                f"max_lambda={self.max_lambda} keeps lambda below 1; give max_lambda= a larger value"
             )
         factors = self.factors()
         for family, factor in zip(self._families(), factors if self.shared is None else factors[-1:], strict=True):

@@ -134,7 +134,8 @@ class CountFamily(Family):
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         raise TypeError(
-            "a distribution of counts has no separate variance to scale; calibrate its intervals with bayesify.conformal"
+            "this prediction is a distribution of counts, whose variance cannot be scaled separately; calibrate its "
+            "intervals with bayesify.conformal"
         )
 
 

@@ -95,8 +95,8 @@ class HurdleFamily(Family):
 
     def scale_variance(self, factor: float | Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         raise TypeError(
-            "a distribution with positive probability at 0 has no separate variance to scale; calibrate its intervals with "
-            "bayesify.conformal"
+            "this prediction has a positive probability at 0, so its variance cannot be scaled separately; calibrate "
+            "its intervals with bayesify.conformal"
         )
 
 
