@@ -126,7 +126,7 @@ def why_picked(pick: MethodRow, summary: Summary) -> str:
 
 
 def _pick(rows: Sequence[MethodRow], task: Task, num_rows: int) -> MethodRow:
-    """The cheapest method whose stated uncertainty is accurate, or nearly the most accurate of all."""
+    """The cheapest method whose stated uncertainty is accurate, or nearly as accurate as the best method's."""
     key = "calibration" if task == "regression" else "ece"
     errors = {row.name: row.means.get(key) for row in rows}
     least = min((error for error in errors.values() if error is not None), default=0.0)

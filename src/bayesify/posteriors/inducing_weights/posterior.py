@@ -420,7 +420,7 @@ class InducingWeights(Posterior):
         """Set lambda to 1 and q(U) to p(U)."""
         if self.max_lambda is not None and self.max_lambda <= 1:
             raise ValueError(
-                "InducingWeights: q cannot be set to the prior, because this needs lambda = 1 and "
+                "InducingWeights: q cannot be set to the prior, because lambda would have to be 1, but "
                 f"max_lambda={self.max_lambda} keeps lambda below 1; give max_lambda= a larger value"
             )
         factors = self.factors()

@@ -190,8 +190,8 @@ class WalshHadamard(Posterior):
     # -- drawing ---------------------------------------------------------------------------------------------------
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw g of all blocks. One call draws all noise. Weights of large linear layers are returned as their factors; other
-        weights are materialized."""
+        """Draw the vectors g, one for each block. One call draws all noise. Weights of large linear layers are returned as their
+        factors; other weights are materialized."""
         weights: MutableMapping[str, Tensor] = {}
         kl: Any = 0.0
         if self.vectors is not None:
