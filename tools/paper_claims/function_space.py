@@ -53,11 +53,11 @@ def moons_numbers(folder: Path) -> str:
     )
     shares = {setting: {name: 100 * one for name, one in own.items()} for setting, own in share.items()}
     return (
-        "The table has the mean entropy in nats at the moons and on a ring two data widths away. The largest possible entropy is "
-        f"{math.log(2):.2f}. The column *uncertain* has the percentage of points on the ring with more than half of the largest "
-        "entropy. All numbers are means over seeds.\n\n"
-        "FSVI counts as certain at the moons if its entropy there is below a tenth of the largest entropy. FSVI counts as "
-        "uncertain on the ring if its entropy there is above half of the largest entropy.\n\n"
+        "The table shows the mean entropy in nats at the moons and on a ring two data widths away. The largest possible entropy is "
+        f"{math.log(2):.2f}. The columns *uncertain* show the percentage of points on the ring whose entropy is above half of "
+        "the largest possible entropy. All numbers are means over seeds.\n\n"
+        "FSVI counts as certain at the moons if its entropy there is below a tenth of the largest possible entropy. FSVI counts as "
+        "uncertain on the ring if its entropy there is above half of the largest possible entropy.\n\n"
         + _each_toy({"moons": (inside, 2), "ring": (outside, 2), "uncertain": (shares, 0)})
     )
 
@@ -218,6 +218,6 @@ def context_calibration(folder: Path) -> Verdict:
     """More context inputs increase the expected calibration error."""
     found = _context(folder, "ece")
     return found["80"] > 1.5 * found["2"], (
-        f"The ECE in percent is {_from_2_to_80(found, 2)}. The claim counts as shown if the ECE with 80 is more than 1.5 times the "
-        "ECE with 2"
+        f"The ECE in percent is {_from_2_to_80(found, 2)}. The claim counts as shown if the ECE with 80 context inputs is more "
+        "than 1.5 times the ECE with 2 context inputs"
     )

@@ -32,8 +32,8 @@ def gap_ratios(folder: Path) -> str:
         )
     ]
     return (
-        "The table has the standard deviation in the gap divided by the standard deviation at the data (median over seeds). NUTS "
-        f"has a ratio of {short['NUTS']:.1f} (one seed).\n\n{table(['training', *published], rows)}"
+        "The table shows a ratio: the standard deviation in the gap divided by the standard deviation at the data (median over "
+        f"seeds). NUTS has a ratio of {short['NUTS']:.1f} (one seed).\n\n{table(['training', *published], rows)}"
     )
 
 
@@ -71,8 +71,9 @@ def run_times(folder: Path) -> Verdict:
     shown = less and found["ResNet-50"][1] < found["ResNet-18"][1] < 1.5
     return shown, (
         "The time of a draw with its forward pass, divided by the time of a deterministic forward pass, is "
-        f"{small:.2f} on a ResNet-18 and {large:.2f} on a ResNet-50. If five draws are made together, it is {small_five:.2f} and "
-        f"{large_five:.2f}. We used batches of {content['batch']} on an {content['hardware']['gpu']}"
+        f"{small:.2f} on a ResNet-18 and {large:.2f} on a ResNet-50. If five draws are made together, this ratio is "
+        f"{small_five:.2f} on a ResNet-18 and {large_five:.2f} on a ResNet-50. We used batches of "
+        f"{content['batch']} on an {content['hardware']['gpu']}"
     )
 
 
@@ -139,7 +140,8 @@ def _by_size(folder: Path, score: str) -> dict[str, dict[int, float]]:
 
 def _change(found: Mapping[str, Mapping[int, float]], score: str, first: int, last: int) -> str:
     words = (
-        f"the {score} of {NAMES[system]} goes from {own[first]:.2f} to {own[last]:.2f}" for system, own in found.items()
+        f"the {score} of {NAMES[system]} changes from {own[first]:.2f} to {own[last]:.2f} %"
+        for system, own in found.items()
     )
     return f"From M = {first} to M = {last}, {', and '.join(words)}"
 
@@ -171,7 +173,7 @@ def ablation_caps(folder: Path) -> Verdict:
     for system, eces in _by_cap(folder).items():
         best = min(eces, key=lambda cap: eces[cap])
         shown = shown and 0 < best < max(eces)
-        words.append(f"a cap of {best:g} for {NAMES[system]} ({eces[best]:.2f})")
+        words.append(f"a cap of {best:g} for {NAMES[system]} ({eces[best]:.2f} %)")
     return shown, f"The lowest ECE is at {' and at '.join(words)}"
 
 
@@ -196,7 +198,8 @@ def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], s
     seeds = found["ffg_u", 1.0]["seeds"]
     return found, (
         f"Training: Fashion-MNIST, {seeds} seed{'s' * (seeds > 1)}, {content['settings']['epochs']} epochs, then "
-        f"{content['fine_tuning']} epochs of fine-tuning (50 in the paper). Accuracy and ECE are in percent.\n\n"
+        f"{content['fine_tuning']} epochs of fine-tuning (50 in the paper). Accuracy and ECE are in percent. For FFG-W, we "
+        "prune weights. For FFG-U, we prune entries of Z, the matrices that map inducing weights to weights.\n\n"
         + table(["system", "kept", "accuracy", "ECE"], rows)
     )
 

@@ -25,17 +25,19 @@ their texts, captions and tables, and findings that the papers show in figures. 
 
 How a ranking is judged:
 
-- We compare stored means. A comparison holds if the first number is strictly better than the second number. If a claim names a
-  margin, the first number may be worse by at most this margin.
+- A comparison takes the stored means of two systems in the same setting. It holds if the system that the claim prefers has the
+  strictly better mean. If the claim names a margin, this mean may be worse by at most the margin.
 - A claim is shown if all its comparisons hold. If a claim says "most", more than half of its comparisons must hold.
-- If a paper says "similar" or "slightly", we chose the margin or the share.
-- If the paper prints numbers, the same rule judges the paper's own numbers. In "only 2 of 5 comparisons", the word "only" means
-  that the paper's own numbers do not show the claim.
-- Tables below a claim count the comparisons that hold in our runs and with the paper's own numbers.
+- Where a paper says only "similar" or "slightly", we chose the margin.
+- We apply the same rule to the numbers that the paper prints. In "only 2 of 5 comparisons", the word "only" means that the paper's
+  own numbers do not show the claim.
+- In a table below a claim, "4 of 5" means that 4 of 5 comparisons hold. The column *ours* is for our runs, and the column *paper*
+  is for the paper's own numbers.
+- The words "our data differ" or "our images differ" after a figure or table mean that our runs do not use its data or images.
 
-Each experiment begins with the compared numbers and their setting. Claims that are not shown come first, then the untested
-ones. `python -m tools.every_table` writes this page from `papers/results` and the list in `tools/every_table.toml`. This program
-computes verdicts and numbers. Causes are written by hand.
+Each experiment begins with the compared numbers and their setting. Claims that are not shown come first, then untested
+claims, then shown claims. `python -m tools.every_table` writes this page from `papers/results` and the list of claims in
+`tools/every_table.toml`. This program computes the verdicts and the numbers. The causes are written by hand.
 """
 Entry = Mapping[str, Any]
 

@@ -64,11 +64,6 @@ def listed(values: Mapping[Any, float], digits: int = 2) -> str:
     return ", ".join(f"{NAMES.get(name, name)} {value:.{digits}f}" for name, value in values.items())
 
 
-def at(values: Mapping[Any, float], place: str, digits: int = 2) -> str:
-    """Numbers as text, each followed by its setting. `place` is the text of a setting, with {} for its value."""
-    return ", ".join(f"{value:.{digits}f} {place.format(key)}" for key, value in values.items())
-
-
 def prose(*parts: str) -> str:
     """Sentences, from parts without a final period."""
     return " ".join(f"{part[0].upper()}{part[1:]}." for part in parts)

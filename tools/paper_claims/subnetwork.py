@@ -47,15 +47,18 @@ def toy_shares(folder: Path) -> str:
         rows.append([name, *(part for own in kept.values() for part in (f"{own[title]:.0f}", "", ""))])
     wide = {name: own["Diagonal"] / 100 for name, own in _kept(folder, "at_data").items()}
     return (
-        "The table has shares in percent. A share is the standard deviation in the gap divided by the full posterior's standard "
-        "deviation in the gap. Four rules select 50 %, 3 % or 1 % of the weights:\n\n"
-        "- The curvature rule for all weights takes the largest 1 / (H + lambda). It is the rule in the paper's text.\n"
-        "- The curvature rule for live weights takes the largest 1 / (H + lambda) among weights that change the output.\n"
-        "- The SGD rule takes the largest variance over SGD iterates.\n"
-        "- Random choice takes random weights.\n\n"
+        "The table shows shares in percent on the data sets `matern` and `cosine`. A share is the standard deviation in the gap "
+        "divided by the full posterior's standard deviation in the gap. H is a weight's entry on the diagonal "
+        "of the curvature, and lambda is the prior precision. Four rules select 50 %, 3 % or 1 % of the weights:\n\n"
+        "- The curvature rule for all weights selects the weights whose 1 / (H + lambda) is largest. The paper's text has this "
+        "rule.\n"
+        "- The curvature rule for live weights does the same, but only among weights that change the output.\n"
+        "- The SGD rule selects the weights whose variance over the SGD iterates is largest.\n"
+        "- Random choice selects random weights.\n\n"
         + table(["rule", *(f"`{name}`, {size.removesuffix('%')} %" for name in kept for size in sizes)], rows)
-        + f"\n\nAt the data, the standard deviation of the diagonal posterior is {wide['matern']:.1f} times as "
-        f"large as the full posterior's on `matern`, and {wide['cosine']:.1f} times on `cosine`. A share above 90 % counts as kept."
+        + "\n\nAt the data, the diagonal posterior is wider than the full posterior: its standard deviation is "
+        f"{wide['matern']:.1f} times as large on `matern`, and {wide['cosine']:.1f} times as large on `cosine`. If a share is "
+        "above 90 %, we say that the weights keep the uncertainty."
     )
 
 
@@ -63,10 +66,10 @@ def _shares(folder: Path, names: Mapping[str, str]) -> str:
     """Shares of systems on both data sets, in words. `names` has the displayed text by the title in the files."""
     kept = _kept(folder)
     words = (
-        f"{told} has {'shares of ' * (place == 0)}{' and '.join(f'{own[title]:.0f} %' for own in kept.values())}"
-        for place, (title, told) in enumerate(names.items())
+        f"{told} has a share of {' and '.join(f'{own[title]:.0f} % on `{name}`' for name, own in kept.items())}"
+        for title, told in names.items()
     )
-    return f"On `matern` and `cosine`, {', and '.join(words)}"
+    return ". ".join(one[0].upper() + one[1:] for one in words)
 
 
 def _half_keeps(folder: Path, rule: str) -> Verdict:
@@ -102,7 +105,7 @@ def _small_beats_random(folder: Path, rule: str) -> Verdict:
     shown = all(own[f"{rule} {size}"] > own[f"Random {size}"] for own in kept.values() for size in ("3%", "1%"))
     words = (
         f"With {size[0]} % of the weights, "
-        + _shares(folder, {f"{rule} {size}": _the(rule), f"Random {size}": _the("Random")}).replace("On", "on", 1)
+        + _shares(folder, {f"{rule} {size}": _the(rule), f"Random {size}": _the("Random")}).replace("The", "the", 1)
         for size in ("3%", "1%")
     )
     return shown, ". ".join(words)
@@ -158,8 +161,9 @@ def uci_more_weights(folder: Path) -> Verdict:
     shares, _ = _uci_shares(folder)
     standard = [share for name, share in shares.items() if "gap" not in name]
     return all(share > 0.5 for share in standard), (
-        f"The largest subnetwork has the higher log-likelihood in {100 * min(standard):.0f} to {100 * max(standard):.0f} % of the "
-        f"networks and standard splits, depending on the data set{_not_run(shares)}"
+        "We compared the largest subnetwork with MAP for every network and standard split. The subnetwork has the higher "
+        f"log-likelihood in {100 * min(standard):.0f} to {100 * max(standard):.0f} % of the cases, depending on the data "
+        f"set{_not_run(shares)}"
     )
 
 
@@ -179,7 +183,7 @@ def uci_larger_map(folder: Path) -> Verdict:
     """On standard splits, the largest network has a higher test log-likelihood under MAP than the smallest."""
     found = _uci_map(folder)
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
-    return shown, f"The log-likelihoods of MAP with 1x50 and 2x100 are: {_ends(found, 3)}{_not_run(found)}"
+    return shown, f"The log-likelihoods of MAP are {_ends(found, 3)}{_not_run(found)}"
 
 
 def _uci_map(folder: Path) -> dict[str, dict[str, float]]:
@@ -199,7 +203,7 @@ def _uci_gain(folder: Path) -> dict[str, dict[str, float]]:
 def _ends(found: Mapping[str, Mapping[str, float]], digits: int) -> str:
     """Numbers of the smallest and of the largest network on the standard splits of each data set."""
     return "; ".join(
-        f"{name} {own['1x50']:.{digits}f} and {own['2x100']:.{digits}f}"
+        f"{own['1x50']:.{digits}f} (1x50) and {own['2x100']:.{digits}f} (2x100) on {name}"
         for name, own in found.items()
         if "gap" not in name
     )
@@ -215,12 +219,13 @@ def uci_numbers(folder: Path) -> str:
         for score, own, digits in (("MAP", likelihood[name], 3), ("gain", gain[name], 4))
     ]
     return (
-        "The rows *MAP* have the test log-likelihood of MAP. The rows *gain* have the gain over MAP, in nats, of a subnetwork with "
-        "as many weights as the smallest network. All numbers are means over complete splits. The network 1x50 has one layer of 50 "
-        "units.\n\n"
+        "The rows *MAP* show the test log-likelihood of MAP. The rows *gain* show the gain over MAP, in nats, of a subnetwork with "
+        "as many weights as the smallest network. All numbers are means over the splits on which all networks were trained. The "
+        "network 1x50 has one layer of 50 units.\n\n"
         + table(["data set", "number", *networks], rows)
-        + "\n\nThe share is the percentage of networks and splits in which the largest subnetwork has a higher log-likelihood than "
-        "MAP.\n\n" + table(["data set", "splits", "weights, at most", "share"], _uci_shares(folder)[1])
+        + "\n\nThe share is the percentage of cases in which the largest subnetwork has a higher log-likelihood than MAP. A case "
+        "is a network on a split.\n\n"
+        + table(["data set", "splits", "weights of the subnetwork, at most", "share"], _uci_shares(folder)[1])
     )
 
 
@@ -228,7 +233,7 @@ def uci_larger_gain(folder: Path) -> Verdict:
     """On standard splits, with subnetworks of the smallest network's size, the largest network gains more over its MAP."""
     found = _uci_gain(folder)
     shown = all(own["2x100"] > own["1x50"] for name, own in found.items() if "gap" not in name)
-    return shown, f"The gains over MAP with 1x50 and 2x100 are: {_ends(found, 4)}{_not_run(found)}"
+    return shown, f"The gains over MAP in nats are {_ends(found, 4)}{_not_run(found)}"
 
 
 def _gain(path: Path) -> Verdict:
@@ -285,7 +290,7 @@ def _gain_share(folder: Path, system: str) -> Verdict:
     shares = [own / found["paper"][angle] for angle, own in found[system].items() if angle != "0"]
     return min(shares) >= 0.7, (
         f"The gain at 60 to 120 degrees is {100 * min(shares):.0f} to {100 * max(shares):.0f} % of the paper's gain. On upright "
-        f"digits, it is {found[system]['0']:.2f} nats (paper: {found['paper']['0']:.2f})"
+        f"digits, the gain is {found[system]['0']:.2f} nats (paper: {found['paper']['0']:.2f})"
     )
 
 
@@ -372,8 +377,8 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
     return shown, (
         f"The gains over MAP at 60, 90 and 120 degrees are {by_system['subnetwork']} nats for selected weights and "
         f"{by_system['random']} nats for random weights (prior precision 500). On an earlier network, whose weights were selected "
-        f"by 1 / (H + lambda), the claim did not hold: at 60 degrees, the gains were {told}. The precision of that network was the "
-        "smallest one that lowers the log-likelihood on validation images by at most 0.06 nats"
+        f"by 1 / (H + lambda), the claim did not hold: at 60 degrees, the gains were {told}. The prior precision of that network "
+        "was the smallest whose log-likelihood on validation images is at most 0.06 nats below MAP"
     )
 
 
@@ -413,7 +418,8 @@ def rejection(folder: Path) -> Verdict:
     )
     return first["subnetwork"] > first["map"], (
         f"At a prior precision of 500, subnetwork inference has an accuracy of {first['subnetwork']:.1f} %, and MAP has "
-        f"{first['map']:.1f} %. With 20 snapshots, they have {second['subnetwork']:.1f} % and {second['map']:.1f} %"
+        f"{first['map']:.1f} %. With 20 snapshots, subnetwork inference has an accuracy of {second['subnetwork']:.1f} %, and MAP "
+        f"has {second['map']:.1f} %"
     )
 
 
