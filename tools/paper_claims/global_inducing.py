@@ -86,8 +86,8 @@ def local_loses_and_width_helps(folder: Path) -> Verdict:
     shown = min(loss["li-50-4"], loss["fac-50-4"]) > 100 and loss["gi-250-4"] < loss["gi-50-4"]
     return shown, (
         f"At depth 4 and width 50, the bound of li is {loss['li-50-4']:.1f} nats below the evidence, the bound of fac "
-        f"{loss['fac-50-4']:.1f} nats, and the bound of gi {loss['gi-50-4']:.1f} nats. At depth 4 and width 250, the bound of gi is "
-        f"{loss['gi-250-4']:.1f} nats below the evidence"
+        f"{loss['fac-50-4']:.1f} nats, and the bound of gi {loss['gi-50-4']:.1f} nats. At depth 4 and width 250, the bound of gi "
+        f"is {loss['gi-250-4']:.1f} nats below the evidence"
     )
 
 
