@@ -308,7 +308,7 @@ def test_natural_gradients(trainer: Any, damping: float) -> None:
 
 
 def test_swag_refuses_weights_next_to_a_weight_decay() -> None:
-    with pytest.raises(ValueError, match=r"SWAG: a batch has example weights.*give a prior"):
+    with pytest.raises(ValueError, match=r"SWAG: a batch has example weights.*give prior= instead"):
         baselines.SWAG(net(), likelihoods.Gaussian(0.3)).fit(triples()[0], 1, 1e-3, weight_decay=0.1, progress=False)
 
 
