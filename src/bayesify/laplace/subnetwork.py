@@ -290,8 +290,9 @@ def largest_variance(size: Count | float, num_examples: Count | None = None, *, 
     r"""The weights with the largest variance $1 / (H_{dd} + \lambda)$ under the diagonal Laplace posterior.
 
     This is the strategy of Daxberger et al. 2021, section 4. Among subnetworks of the same size, the weights with the largest
-    variances under the full posterior give the posterior closest to that of the whole network, in squared 2-Wasserstein distance.
-    The diagonal Laplace posterior approximates the variances of the full posterior.
+    variances under the full posterior minimize `posterior_gap`, the squared 2-Wasserstein distance between the full posterior and
+    the Gaussian that keeps only the covariance of the chosen weights. The diagonal Laplace posterior approximates the variances
+    of the full posterior.
 
     Args:
         size: Number of weights S, or a share of all trainable weights as a float between 0 and 1.
@@ -511,7 +512,7 @@ class Subset:
 
     @classmethod
     def of_flat(cls, weights: Mapping[str, Weight], index: Tensor) -> Self:
-        """Subset made from distinct indices, in any order, into the concatenated weights."""
+        """Subset made from distinct indices into the concatenated weights; the indices may be in any order."""
         ascends = bool((index[1:] > index[:-1]).all())  # sorting millions of indices takes longer than a pass
         index = index if ascends else index.sort().values
         entries: dict[str, Tensor | None] = {}
@@ -609,7 +610,7 @@ class Subset:
         return torch.cat([self.pick(name, values[name].flatten(1)) for name in self.entries], dim=-1)
 
     def fill(self, offsets: Tensor, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Complete weight tensors by name: the point estimates, with offsets [n, S] added to the chosen entries. Each tensor is
-        [n, *shape]."""
+        """For each weight with chosen entries, the complete tensor: the point estimates, with offsets [n, S] added to the chosen
+        entries. Each tensor is [n, *shape]."""
         moved = self.spread(offsets).items()
         return {name: (values[name].to(part.dtype) + part).to(values[name].dtype) for name, part in moved}
