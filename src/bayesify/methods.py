@@ -43,7 +43,7 @@ class Method:
         extra: The module of an optional dependency, if the method needs one.
         is_point: Whether most or all weights are point estimates. If so, training itself is a search for the maximum a
             posteriori. No other search for the maximum precedes training, because it would make the members of an ensemble alike.
-        is_chain: Whether the method is a Markov chain. Its steps are draws, and it is too slow to run several times.
+        is_chain: Whether the method is a Markov chain. A chain's steps are draws, and a chain is too slow to run several times.
         starts_at_point: Whether `fit` first calls `training.task.train_point`.
         make: A function that makes the `Trainable` that `fit` trains, for methods that `ModelStack` accepts.
         draws_in_steps: Whether `fit` takes `num_draws`, the number of weight draws per training step.

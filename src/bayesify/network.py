@@ -246,7 +246,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         local: bool = False,
         num_data: DataCount | None = None,
     ) -> Draws:
-        """Draw functions from the posterior.
+        """Draw S functions from the posterior.
 
         Args:
             num_draws: Number S of draws.
@@ -456,7 +456,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         """The predictive distribution of a batch, in evaluation mode, without gradients.
 
         The batch may have any size: it is split so that activations stay within a memory budget. The outputs of all draws are
-        kept if they fit into the budget. Otherwise each chunk of outputs is reduced to summaries, and quantiles and `log_prob`
+        kept if they fit into the budget. Otherwise each chunk of outputs is reduced to summaries; quantiles and `log_prob` then
         run the network again.
 
         Args:

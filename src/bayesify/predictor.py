@@ -52,8 +52,8 @@ class Serializable(ABC):
 class Predictor(Serializable):
     """An object that gives a predictive distribution for inputs, such as a Bayesian network, Laplace, SWAG or a Gaussian process.
 
-    Adapters, estimators, metrics, conformal prediction and reports use only this interface. Options that only one method has are
-    extra keyword arguments of this method's `predict`.
+    Adapters, estimators, metrics, conformal prediction and reports use only this interface. If only one kind of predictor has an
+    option, the option is an extra keyword argument of this predictor's `predict`.
 
     Attributes:
         likelihood: Likelihood p(y | outputs), or `None` if it has not been set.
@@ -122,9 +122,9 @@ class Drawable(Predictor):
         """The draws that `predict` uses with the same arguments. To use the same draws for many batches, pass them to `predict`
         as `draws`.
 
-        For a network with BatchNorm, `keep_draws` or the end of `fit` may have stored draws. If draws are stored, the result
-        consists of the first `num_draws` of them, each with its own statistics. All draws are fresh if `num_draws` exceeds the
-        number of stored draws or if a parameter has changed. Fresh draws use the running averages of the BatchNorm layers.
+        For a network with BatchNorm, draws may have been stored by `keep_draws` or at the end of `fit`. If draws are stored, the
+        result consists of the first `num_draws` of them, each with its own statistics. All draws are fresh if `num_draws` exceeds
+        the number of stored draws or if a parameter has changed. Fresh draws use the running averages of the BatchNorm layers.
         """
         kept = self._kept_draws(num_draws)
         if kept is not None:
@@ -132,8 +132,8 @@ class Drawable(Predictor):
         return self.draw(num_draws or self.num_distinct_draws or DEFAULT_NUM_DRAWS, generator=generator)
 
     def _kept_draws(self, num_draws: int | None) -> Draws | None:
-        """The first `num_draws` draws that are stored for predictions; by default, all stored draws. The result is `None` if
-        fewer draws are stored."""
+        """The first `num_draws` draws that are stored for predictions; by default, all stored draws. The result is `None` if no
+        draws, or fewer than `num_draws`, are stored."""
         return None
 
 
@@ -172,7 +172,7 @@ class Batch:
         return type(self)(*self.map(lambda leaf: leaf.to(device, non_blocking=True)))
 
     def weighed(self) -> Self:
-        """The batch without examples of weight 0. The result may be empty.
+        """The batch without the examples whose weight is 0. The result may be empty.
 
         Raises:
             ValueError: If a weight is negative or not finite.

@@ -1,4 +1,4 @@
-"""Active learning: scores that say which examples to label, the choice of batches by joint entropy, and a loop over a pool."""
+"""Active learning: a loop over a pool, the choice of batches by joint entropy, and scores that say which examples to label."""
 
 from bayesify.acquisition.pool import PoolRun, at_random, by_batch_bald, by_score, label_pool
 from bayesify.acquisition.scores import bald, batch_bald, epistemic, expected_improvement

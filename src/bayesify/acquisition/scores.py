@@ -26,8 +26,8 @@ def bald(predictive: ClassificationPredictive) -> Tensor:
 
 @checked
 def epistemic(predictive: RegressionPredictive) -> Tensor:
-    """Variance, over the draws, of each output's predicted mean, summed over outputs: [B]. Noise is excluded, because no label
-    can reduce it."""
+    """The variance over draws of each output's predicted mean, summed over outputs: [B]. Noise is excluded, because no label can
+    reduce it."""
     return _per_example(predictive.epistemic)
 
 

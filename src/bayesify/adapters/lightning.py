@@ -38,7 +38,7 @@ class BayesianModule(_Module):
         optimizer: Function that makes an optimizer from parameters; Adam by default.
         learning_rate: Learning rate of the default optimizer.
         num_draws: Number of draws S per step; by default the posterior's recommendation.
-        kl_weight: Constant factor on the KL; below 1 it tempers the posterior.
+        kl_weight: Constant factor on the KL; a value below 1 tempers the posterior.
         kl_schedule: Factor on the KL as a function of the number of epochs so far; see `KLSchedule`.
         prediction_draws: Number of draws for validation, test and prediction; by default the number that `predict` uses.
         prediction_seed: Seed of the prediction draws. All epochs use the same draws, so that their scores can be

@@ -44,7 +44,8 @@ class Exported:
         path: Path of the file.
         inputs: Names of the graph's inputs: the network's inputs, with examples along the first axis, and `seed` or `noise` if the
             file makes its own draws.
-        outputs: Names of the graph's outputs: `mean`, `variance` and `epistemic`, or `probs`, `entropy` and `mutual_information`.
+        outputs: Names of the graph's outputs: `mean`, `variance` and `epistemic` for a regression; `probs`, `entropy` and
+            `mutual_information` for a classification.
         num_draws: Number of draws S in the file.
         largest_difference: Largest difference between the file's outputs and torch's outputs on the example inputs.
             Each difference is divided by 1 + the absolute value of torch's output.

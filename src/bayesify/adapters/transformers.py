@@ -105,7 +105,7 @@ class BayesianTrainer(_Trainer):
         args: `transformers.TrainingArguments`, without weight decay, because the prior replaces it.
         num_data: Number of training examples N; the length of `train_dataset` by default.
         num_draws: Number of draws S per step.
-        kl_weight: Factor on the KL; below 1 it tempers the posterior.
+        kl_weight: Factor on the KL; a value below 1 tempers the posterior.
         prediction_draws: Number of draws in evaluation and prediction.
         options: Options of `transformers.Trainer`, such as `train_dataset`, `eval_dataset` or `compute_metrics`.
 

@@ -1,4 +1,4 @@
-"""Conversion of dataclasses of arrays, numbers and strings to plain data for files, and back."""
+"""Conversion between plain data for files and dataclasses that contain arrays, numbers and strings."""
 
 from __future__ import annotations
 

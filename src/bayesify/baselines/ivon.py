@@ -198,8 +198,8 @@ class CurvatureDescent(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Share state and parameter groups with the optimizer of the point estimates, so that checkpoints and schedulers cover
-        both optimizers."""
+        """Let the optimizer of the point estimates use this object's state and the parameter groups of the point estimates, so
+        that checkpoints and schedulers cover both optimizers."""
         if self.points is not None:
             self.points.param_groups, self.points.state = self.param_groups[1:], self.state
 

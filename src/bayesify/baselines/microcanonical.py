@@ -239,7 +239,7 @@ def microcanonical(
     This is the sampling phase of MILE (Sommer et al. 2025), which trains an ensemble and then runs microcanonical dynamics from
     each member. All chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network
     come from `bnn`. Parameters of the likelihood keep their current values, and so do weights that are not in the ensemble. A
-    trajectory costs up to 3 times `max_steps` gradients over all data.
+    trajectory costs up to `3 * max_steps` gradients over all data.
 
     Args:
         bnn: A trained network with an `Ensemble` posterior, a likelihood and a fixed prior; it is not changed.
@@ -277,8 +277,8 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """A sampler whose chains start at the members of an ensemble, and the weights' shapes by name, in the order of the weights in
-    a chain's position z (see `Microcanonical`)."""
+    """Two results: a sampler whose chains start at the members of an ensemble; and the weights' shapes by name, ordered as in a
+    chain's position z (see `Microcanonical`)."""
     likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
     parts = [part.value for part in bnn.posteriors if isinstance(part, Ensemble)]
     members = {name: value.detach() for part in parts for name, value in part.items()}

@@ -273,8 +273,8 @@ class NaturalGradient(ABC):
 
 
 class TrainerUpdate(Update):
-    """The trainer's arguments, the number of epochs and the learning rate schedule, by which `fit` recognizes a checkpoint of the
-    same run."""
+    """Settings by which `fit` recognizes a checkpoint of the same run: the trainer's arguments, the number of epochs and the
+    learning rate schedule."""
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
         self.trainer, self.epochs, self.schedule, self.rate = trainer, epochs, schedule, trainer.learning_rate
@@ -404,7 +404,8 @@ class LayerwiseTrainer(NaturalGradient):
             parameter.copy_(value)
 
     def rules(self) -> Mapping[str, Rule]:
-        """The rules, by module name, of the layers whose inputs a pass must keep; by default all layers with a rule."""
+        """The rules of the layers whose inputs a pass must keep, keyed by module name; by default the rules of all layers that
+        have one."""
         return self._rules
 
     @abstractmethod

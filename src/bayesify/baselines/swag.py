@@ -342,7 +342,8 @@ class SWAG(Drawable):
 
     @torch.no_grad()
     def _score(self, batches: Iterable[Batch], network: nn.Module | None = None) -> Score | None:
-        """The score of `network` on the batches; by default, of a copy of this object's network in evaluation mode."""
+        """The score of `network` on the batches; the default for `network` is a copy of this object's network in evaluation
+        mode."""
         network, totals = network or copy.deepcopy(self.network).eval(), Totals()
         for batch in batches:
             batch = batch.to(self._reference.device)
@@ -394,7 +395,7 @@ class SWAG(Drawable):
         loader: Iterable[Any] | None = None,
         read_batch: BatchReader | None = None,
     ) -> Draws:
-        r"""Draw functions with the weights $\bar w + \sqrt{c/2}\,(\sqrt v \odot z_1 + D z_2 / \sqrt{K - 1})$.
+        r"""Draw S functions, each with weights $\bar w + \sqrt{c/2}\,(\sqrt v \odot z_1 + D z_2 / \sqrt{K - 1})$.
 
         Args:
             num_draws: Number of draws S.
@@ -610,8 +611,7 @@ def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momen
 
 
 def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
-    """Negative log-likelihood per example, computed from `data`, the data term of a batch, and divided by the mean example
-    weight."""
+    """Negative log-likelihood per example, computed from a batch's data term `data` and divided by the mean example weight."""
     return -float(data.detach()) / num_data / (float(batch.counts.mean()) or 1.0)
 
 

@@ -57,8 +57,8 @@ class TemperatureScaling(Predictor):
     Attributes:
         temperature: The temperature T; 1 before `fit` and for regression.
         variance_scale: The factor c; 1 before `fit` and for classification.
-        method: Default of `method=` in `predict`, which is the method given to `fit`. If `fit` got none, it is the model's
-            default; for `Laplace`, it is `"linearized_mc"`, because a closed form has no draws to scale.
+        method: Default of `method=` in `predict`, which is the method given to `fit`. If no method is given to `fit`, the model's
+            default is used; for `Laplace`, `"linearized_mc"` is used, because a closed form has no draws to scale.
 
     Raises:
         TypeError: If the model is neither a module nor a predictor.
@@ -272,8 +272,8 @@ def _nll(found: list[Judged], temperature: float | Tensor = 1.0, variance_scale:
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
-    """The scale at whose logarithm `loss` is smallest, found on a grid from MIN_SCALE to MAX_SCALE and refined by bisection on
-    the derivative."""
+    """The scale that minimizes `loss`, a function of the scale's logarithm. The best point of a grid from MIN_SCALE to MAX_SCALE
+    is refined by bisection on the derivative."""
     grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])

@@ -32,8 +32,9 @@ class VOGN(LayerwiseTrainer):
     where both averages have Adam's bias correction. At a fixed point, the gradient of the bound with respect to the mean is 0,
     and the precision of each weight is $\delta + \sum_i \mathbb{E}_q g_i^2$ (if $\gamma = 0$). The squared gradients are used
     instead of the Gauss-Newton diagonal. The squared gradients equal this diagonal in expectation if the targets follow the
-    likelihood. For linear regression with noise variance v, residuals $r_i$ at the mean of q, and covariance $\Sigma$ of q,
-    $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, and the mean of q is the exact posterior mean.
+    likelihood. For linear regression with noise variance v, the mean of q is the exact posterior mean, and
+    $\mathbb{E}_q g_{ij}^2 = x_{ij}^2 (r_i^2 + x_i^\top \Sigma x_i) / v^2$, where $r_i$ are the residuals at this mean and
+    $\Sigma$ is the covariance of q.
 
     This class trains a network with a `MeanField` posterior and is used like an optimizer. The trained network is an ordinary
     Bayesian network:

@@ -258,7 +258,7 @@ def _order_jobs(methods: Sequence[str], splits: int) -> dict[str, dict[str, Any]
     """The method and the splits of each job. Methods that train all splits together have one job; other methods have one job per
     split.
 
-    Rivals, the methods of other libraries, come first because the first report needs them. The longest runs come next, so that no
+    Rivals (methods of other libraries) come first, because the first report needs them. The longest runs come next, so that no
     worker still has a long run to do at the end.
     """
     every = list(range(splits))

@@ -1,4 +1,5 @@
-"""Causes of scores that look too good: copies of rows, columns that reveal the target, and rows that are ordered by time."""
+"""Causes of scores that look too good: columns that reveal the target, rows that are copies of other rows, and rows that are
+ordered by time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,8 +21,8 @@ MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
 
 
 def find_copies(features: Features) -> np.ndarray | None:
-    r"""Group numbers, [N]: rows whose inputs are copies or near-copies of each other have the same number. `None` if there are
-    no copies.
+    r"""The number of each row's group, [N]: rows whose inputs are copies or near-copies of each other have the same number.
+    `None` if there are no copies.
 
     Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs.
     In a table with few or coarse columns, some rows are equal by chance. Equal rows therefore count as copies only if the
@@ -103,7 +104,7 @@ def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int
 
 
 def strongest(columns: Mapping[str, Sequence[np.ndarray]], values: np.ndarray, most: int) -> list[str]:
-    """Names of up to `most` columns, those that correlate most strongly with the targets [N].
+    """Names of the columns that correlate most strongly with the targets [N]; `most` limits the number of names.
 
     A column that was split into parts, such as a date, has several arrays of numbers, each [N].
     """

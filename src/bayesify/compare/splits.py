@@ -53,11 +53,12 @@ def make_parts(
 ) -> Parts:
     """One split, which depends on the seed but not on the number of splits.
 
-    With K folds in each repetition, split K r + k uses fold k of repetition r as its test rows. No two folds of a repetition have
-    a test row in common. The rows are put in random order, in which the calibration rows follow the test rows. Class shares are
-    nearly the same in all parts. If the data set defines its own splits (`standard`), their test rows are used. If `groups` [N]
-    is given, all rows of a group are in the same part. With `times` [N], the later half of the rows is cut into K blocks. Split k
-    uses block k as test rows, the rows just before block k as calibration rows, and all earlier rows as training rows.
+    With K folds in each repetition, split number K r + k uses fold k of repetition r as its test rows. No two folds of a
+    repetition have a test row in common. The rows are put in random order, in which the calibration rows follow the test rows.
+    Class shares are nearly the same in all parts. If the data set defines its own splits (`standard`), their test rows are used.
+    If `groups` [N] is given, all rows of a group are in the same part. With `times` [N], the later half of the rows is cut into K
+    blocks. Split k uses block k as test rows, the rows just before block k as calibration rows, and all earlier rows as training
+    rows.
     """
     if len(values) < MIN_ROWS:
         raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")

@@ -46,7 +46,7 @@ def paired_difference(
         first: Scores of one method, one per split.
         second: Scores of the other method on the same splits.
         test_share: The ratio $\rho$ of test rows to training rows.
-        rows: Score differences $d_{ij}$ of single rows, as J arrays $[n_j]$, one per split.
+        rows: Differences $d_{ij}$ of the two methods' scores on single rows, as J arrays $[n_j]$, one per split.
         num_rows: Number N of different rows; several splits may test the same row.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Split conformal prediction of classes."""
+"""Sets of classes by split conformal prediction."""
 
 import math
 from collections.abc import Hashable, Sequence

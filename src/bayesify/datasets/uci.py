@@ -91,7 +91,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     `seeded_splits`.
 
     Args:
-        name: A key of `REGRESSION`, the file name that belongs to such a key, or an entry of `CLASSIFICATION`.
+        name: An entry of `CLASSIFICATION`, a key of `REGRESSION`, or the file name that belongs to such a key.
         folder: Folder that holds the folders `uci` and `uci_classification`. If it is given, nothing is downloaded.
         download: Whether to download a set that is in none of the searched folders.
 

@@ -63,8 +63,8 @@ def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def read_classification(name: str, text: str) -> dict[str, np.ndarray]:
-    """Inputs and labels of a set; the label is the last column in `"eeg"` (an ARFF file) and `"magic"` (`g` or `h`), and the
-    first column in `"letter"` (a letter)."""
+    """Inputs and labels of a set. In `"letter"`, the label is the first column (a letter). In `"eeg"` (an ARFF file) and
+    `"magic"` (`g` or `h`), the label is the last column."""
     lines = [line.strip() for line in text.splitlines()]
     rows = [line.split(",") for line in lines if line and not line.startswith(("@", "%"))]
     columns = TABLE_SHAPES[name][1] + 1

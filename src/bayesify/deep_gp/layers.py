@@ -106,8 +106,8 @@ def make_kernel(name: str, num_inputs: int, lengthscale: float | None, amplitude
 
 @dataclass(frozen=True)
 class Conditional:
-    r"""A layer's process $g = f - \text{skip}$, conditioned on its values at the inducing inputs U. These values are
-    either a draw or have the distribution q.
+    r"""A layer's process $g = f - \text{skip}$, conditioned on its values at the inducing inputs U. Either a draw of these values
+    is given, or they have the distribution q.
 
     $$ g(x) \sim \mathcal{N}\bigl(k(x, U)\, w,\; k(x, x) - k(x, U)\, G\, k(U, x)\bigr) $$
 

@@ -85,8 +85,8 @@ class DeepGP(nn.Module, Predictor, Trainable):
     `inducing="local"` (Salimbeni & Deisenroth 2017, DSVI): each layer has its own inducing inputs and its own posterior (see
     `LocalLayer`).
 
-    With both kinds of inducing points, the hidden layers' values at the data are drawn given the inducing values, independently
-    for each example. The last layer's values are integrated out. The bound is
+    Whether the inducing points are global or local, the hidden layers' values at the data are drawn given the inducing values,
+    independently for each example. The last layer's values are integrated out. The bound is
 
     $$ \mathrm{ELBO} = \frac1S \sum_s \Bigl[ \frac NB \sum_b \mathbb{E}_{q(f_b | s)} \log p(y_b | f_b)
        - \sum_l \mathrm{KL}_{l,s} \Bigr], $$

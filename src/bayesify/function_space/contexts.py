@@ -28,7 +28,7 @@ class Context(ABC):
 
     @abstractmethod
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """Draw inputs for the network.
+        """Draw `n` inputs for the network.
 
         Args:
             x: A batch of training inputs, which determines the shape, type and device.
@@ -100,7 +100,7 @@ class Box(Context):
         return cls(low - margin, high + margin, n)
 
     def draw(self, x: Any, generator: torch.Generator | None = None) -> Any:
-        """Draw uniform inputs in the box."""
+        """Draw `n` uniform inputs in the box."""
         like, key = _single(x, "Box")
         shape = like.shape[1:]
         try:

@@ -21,7 +21,8 @@ def output_covariance(
     jacobians: Jacobians, gradients: Gradients, variances: Mapping[str, Tensor], kind: Covariance, memory: int
 ) -> Tensor:
     r"""Entries of $J \operatorname{diag}(\sigma^2) J^\top$, summed over layers. For K vectors and B examples, J has K B rows.
-    Each row is the gradient of one vector's product with one example's outputs, with respect to the weights.
+    The row for a vector and an example is the gradient, with respect to the weights, of the vector's product with the example's
+    outputs.
 
     For a linear layer that is applied once per example, the diagonal is $(g^2)^\top \sigma^2 a^2$, where a are the layer's inputs
     and g are the gradients at its outputs. For a linear layer applied at several positions, and for convolutions, the diagonal is

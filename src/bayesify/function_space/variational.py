@@ -145,7 +145,7 @@ class FunctionSpaceVI(Drawable, Trainable):
         return self.bnn.likelihood
 
     def draw(self, num_draws: int = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw functions from the network."""
+        """Draw `num_draws` functions from `bnn`."""
         return self.bnn.draw(num_draws, generator=generator)
 
     def prediction_draws(self, num_draws: int | None = None, *, generator: torch.Generator | None = None) -> Draws:
@@ -282,8 +282,8 @@ class FunctionSpaceVI(Drawable, Trainable):
     def _kl_of(
         self, means: Mapping[str, Tensor], variances: Mapping[str, Tensor]
     ) -> tuple[Callable[[tuple[Any, Any], Sequence[Tensor]], Tensor], tuple[Tensor, ...]]:
-        """A function that computes the KL from inputs and a list of tensors, and this list, which contains all tensors that need
-        gradients."""
+        """Two results: a function that computes the KL from inputs and a list of tensors; and this list, which contains all
+        tensors that need gradients."""
         points = {name: value for name, value in self.bnn.network.named_parameters() if value.requires_grad}
         first, second = len(means), len(means) + len(variances)
 

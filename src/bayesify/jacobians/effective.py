@@ -98,7 +98,7 @@ def fixed_point_noise(
     r"""MacKay's fixed point for the noise, $\sigma^2 = \mathrm{SSE} / (N O - \gamma)$ with $\gamma$ effective parameters.
 
     `spectrum` contains the eigenvalues of the curvature for the initial noise variance `noise`. The eigenvalues and
-    `squared_norm`, the squared norm of the mean weights, are in units of the prior's standard deviations. Each step also updates
+    `squared_norm` (the squared norm of the mean weights) are in units of the prior's standard deviations. Each step also updates
     `factor`, which multiplies the prior precisions. `count` is the number of target values, N O.
     """
     unit = spectrum.double() * noise

@@ -51,7 +51,7 @@ class Features:
     def class_order(self, axis: int) -> Tensor | None:
         """For each position of the outputs, the index of the matching position of the layer: [T].
 
-        The classes lie along `axis` of the outputs. The result is `None` if the classes are not the rows of W in the same order.
+        The classes lie along `axis` of the outputs. The result is `None` unless the classes are the rows of W, in the same order.
         """
         shape = self.outputs.shape
         wanted = torch.arange(shape[1:].numel()).reshape(1, *shape[1:]).movedim(axis, -1).flatten(0, -2)  # [T, K]

@@ -29,8 +29,9 @@ def example_gradients(
 ) -> dict[str, Tensor]:
     """Gradients of `sum(vectors[k, b] * f(x_b))` with respect to weights, one for each k and each example b: [K, B, *shape].
 
-    `vmap` runs the examples together if possible. Recurrent cells, packed sequences, and networks that `vmap` refuses run one
-    example at a time. The vectors are [K, B, ...]. A weight that several modules share appears only under its first name.
+    `vmap` runs the examples together if possible. For recurrent cells, packed sequences, and networks that `vmap` refuses,
+    examples run one at a time. The vectors are [K, B, ...]. A weight that several modules share appears only under its first
+    name.
     """
 
     def run(weights: dict[str, Tensor], inputs: tuple[Any, Any]) -> Tensor:

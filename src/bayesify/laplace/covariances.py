@@ -39,7 +39,7 @@ class WeightCovariance(ABC):
 
     @property
     def held(self) -> int:
-        """Number of Jacobian entries per function value that are in memory at the same time."""
+        """For each function value, the number of Jacobian entries that are in memory at the same time."""
         return max(self.subset.count(name) for name in self.subset.names)
 
     def rescaled(self, factor: float) -> Self:
@@ -449,7 +449,7 @@ class KroneckerCovariance(WeightCovariance):
     def keep_eigenvectors(self, device: torch.device) -> Self:
         """Replace the Kronecker factors by their eigenvectors, and return this object. The eigenvectors are computed on `device`.
 
-        Without the factors, the object takes half the memory that it would take with both, but it cannot be saved. The
+        The object then takes half the memory that factors and eigenvectors together would take, but it cannot be saved. The
         eigenvectors are stored on the device of the factors. If the factors are on the CPU and `device` is a GPU, the
         eigenvectors are in pinned memory.
         """

@@ -292,7 +292,8 @@ class FeaturesEnd(Exception):
 
 
 def feature_rows(cost: FeatureCost, memory: int, per_row: int = 0) -> int:
-    """Number of examples per pass whose `Features` fit into a budget of bytes. Each example takes `per_row` extra numbers."""
+    """Largest number of examples, but at least 1, whose `Features` fit into a budget of bytes in one pass. Each example takes
+    `per_row` extra numbers."""
     held = cost.activations + 12 * cost.inputs + 40 * cost.outputs + 8 * per_row
     return max(1, int(memory // held))
 
@@ -478,7 +479,7 @@ def read_piece(features: Features, layer: Layer, likelihood: Likelihood, batch: 
 
 
 def group_masks(features: Features, likelihood: Likelihood) -> Tensor:
-    """Masks of the rows of W that belong to each of a position's R groups of classes: [R, T, K]."""
+    """For each of a position's R groups of classes, a mask of the rows of W that belong to the group: [R, T, K]."""
     shape = features.outputs.shape
     axis = likelihood.logit_axis(len(shape))
     assert axis is not None
@@ -527,7 +528,7 @@ def matrix_order(subset: Subset, layer: Layer) -> Tensor:
 
 
 def _kronecker_sums(piece: Piece, memory: int) -> dict[str, Tensor]:
-    """Sums of a a^T and of H, and the number of positions. Each position counts with the weight of its example."""
+    """Sums of `a a^T` and of H, and the number of positions. Each position counts with the weight of its example."""
     flat, a = piece.products.flatten(0, 1), piece.inputs
     slopes = torch.diag(piece.diagonal.sum(0)).addmm_(flat.T, flat, alpha=-1)
     weights = torch.ones_like(piece.diagonal[:, 0]) if piece.weights is None else piece.weights

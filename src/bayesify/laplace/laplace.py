@@ -558,7 +558,7 @@ class Laplace(Drawable):
         advance: Callable[[int], None] | None = None,
         most: int | None = None,
     ) -> Equations:
-        """The equations whose solutions are the draws; see `Equations`. Conjugate gradients use at most `most` examples."""
+        """The equations whose solutions are the draws; see `Equations`. Conjugate gradients use up to `most` examples."""
         memory = self.memory - self.sampling.count_bytes(subset.size, self.dtype)
         loss = OutputCurvature(self.likelihood)
         pieces = Pieces(examples, self._jacobians(subset.names), loss, memory, 0)
@@ -1087,7 +1087,7 @@ class Laplace(Drawable):
     @torch.no_grad()
     @checked
     def draw(self, num_draws: Count = 1, *, generator: torch.Generator | None = None) -> Draws:
-        """Draw functions from the posterior; each function is the network with drawn weights. Weights that are not chosen keep
+        """Draw S functions from the posterior; each function is the network with drawn weights. Weights that are not chosen keep
         their point estimates.
 
         Args:
@@ -1165,7 +1165,7 @@ class Laplace(Drawable):
         read_batch: BatchReader | None = None,
         generator: torch.Generator | None = None,
     ) -> float:
-        r"""Choose the factor on the prior precisions that predicts validation data best, or has the largest evidence.
+        r"""Choose the factor on the prior precisions that predicts validation data best or gives the largest evidence.
 
         The search tries a logarithmic grid, then a finer grid between the neighbors of the best value (Daxberger et al. 2021,
         appendix C.3). The default grid is extended while its best value is at an end; a grid that you give is not extended. If the

@@ -80,7 +80,7 @@ def default_precision(
     weights: Mapping[str, Weight], values: Mapping[str, Tensor], covariance: str, chosen: Iterable[str]
 ) -> dict[str, float]:
     """Default prior precision of each weight. It starts from the precision of `priors.Neal()`, which is a layer's number of
-    inputs. This precision is then multiplied by `FACTOR_PER_LAYER` times the number of chosen linear maps.
+    inputs. This precision is then multiplied by `FACTOR_PER_LAYER` and by the number of chosen linear maps.
 
     If the covariance is full and covers several maps, the precision is not multiplied. Embeddings and custom
     parameters, such as position encodings, have no number of inputs. Their precision is the inverse mean square of

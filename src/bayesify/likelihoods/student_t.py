@@ -17,9 +17,9 @@ class StudentT(NumberLikelihood):
     $$ \log p(y | f) = \log \frac{\Gamma(\frac{\nu + 1}2)}{\Gamma(\frac\nu2) \sqrt{\nu \pi}\, s}
        - \frac{\nu + 1}2 \log\Bigl(1 + \frac{(y - f)^2}{\nu s^2}\Bigr) $$
 
-    Either the scale s is one number (or one number per output), or the network predicts it for each example. If the network
-    predicts the scale, the network's last axis holds O locations, then O values $f_v = \log s^2$, which are clipped to [-20, 20].
-    All outputs share the degrees of freedom, which are above 2 so that the variance $s^2 \nu / (\nu - 2)$ is finite. The Fisher
+    The scale s is one number, or one number per output, unless the network predicts it for each example. If the network predicts
+    the scale, the network's last axis holds O locations, then O values $f_v = \log s^2$, which are clipped to [-20, 20]. All
+    outputs share the degrees of freedom, which are above 2 so that the variance $s^2 \nu / (\nu - 2)$ is finite. The Fisher
     matrix in $(f, f_v)$ is $\operatorname{diag}\bigl(\frac{\nu + 1}{(\nu + 3) s^2}, \frac{\nu}{2 (\nu + 3)}\bigr)$. Targets are
     [B, O]. The scale is the softplus of `raw_scale`, and $\nu - 2$ is the softplus of `raw_degrees`. Both raw values are
     parameters if they are learned.

@@ -91,7 +91,8 @@ class Plan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients with respect to all means and then all log stds, computed from the gradients of the draws and of the KL."""
+        """Gradients with respect to all means and then all log stds, computed from the gradients with respect to the draws and
+        the KL."""
         from bayesify.maths.philox_kernels import gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)
@@ -106,13 +107,13 @@ class Plan:
 
 
 def offset(value: Tensor, base: Tensor) -> int:
-    """Position of a tensor in memory relative to a base tensor, counted in numbers of its dtype."""
+    """Offset of a tensor in memory from a base tensor, in elements of the tensor's dtype."""
     return (value.data_ptr() - base.data_ptr()) // value.element_size()
 
 
 def first_tiles(sizes: Sequence[int], num_draws: int, antithetic: bool) -> tuple[list[int], list[int]]:
-    """Two lists with one entry per Gaussian: the number of noise tiles for one draw of the Gaussian, and the index of the first
-    noise tile of all its draws."""
+    """Two lists with one entry per Gaussian: the number of noise tiles for one draw, and the index of the Gaussian's first noise
+    tile."""
     tiles = [-(-size // TILE) for size in sizes]
     halves = (num_draws + 1) // 2 if antithetic else num_draws
     return tiles, list(accumulate([halves * count for count in tiles], initial=0))[:-1]
@@ -236,7 +237,7 @@ class DrawPlan(Protocol):
         ...
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients with respect to the parameters, from the gradients of the draws and of the KL."""
+        """Gradients with respect to the parameters, computed from the gradients with respect to the draws and the KL."""
         ...
 
 
@@ -267,7 +268,8 @@ class _FusedDraw(Function):
 def fused_draws(
     plan: DrawPlan, reference: Reference, seed: Tensor, parameters: Sequence[Tensor]
 ) -> tuple[list[Tensor], Tensor]:
-    """Draws [S, *shape] of each weight of a plan, and their KL, a scalar in nats, differentiable with respect to the parameters.
+    """Draws [S, *shape] of each weight of a plan, and their KL (a scalar in nats); both are differentiable with respect to the
+    parameters.
 
     `reference` is the same computation without kernels, for second derivatives. The seed of the noise has shape [1], and the
     parameters are in the same order as the plan's gradients.

@@ -87,13 +87,13 @@ class MatheronPlan:
     The kernels read a table that has one row per matrix and these columns:
 
     - size of the matrix (d_out, d_in) and of U (M_r, M_c);
-    - index of the first number, and row length, of $A_r$ and of $[B_c A_c]$; index of the first number of U;
+    - offset and row length of $A_r$, offset and row length of $[B_c A_c]$, and offset of U;
     - first quad of the noise, quads between draws, quads between rows (a quad is four numbers);
-    - number of columns of W, index of the first number of the draws of W, distance between rows of W, which are columns of the
-    matrix if W is an embedding table;
-    - index of the first number of the draws of b; number of entries in a draw of W and in a draw of b;
+    - number of columns of W, offset of the draws of W, and distance between rows of W (an embedding table's rows are the matrix's
+      columns);
+    - offset of the draws of b, number of entries in a draw of W, and number of entries in a draw of b;
     - index of the matrix's first part, number of its parts (a part is a range of columns in a block of rows), and whether W is an
-    embedding table.
+      embedding table.
     """
 
     def __init__(
@@ -237,7 +237,8 @@ class MatheronPlan:
     def gradients(
         self, low: bool, grads: Sequence[Tensor | None], seed: Tensor, saved: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """Gradients with respect to the factors, `start` and `size`, from the gradients of the draws; see `GroupDraw`."""
+        """Gradients with respect to the factors, to `start` and to `size`, computed from the gradients with respect to the draws;
+        see `GroupDraw`."""
         from bayesify.maths import matheron_kernels as kernels
 
         rows, cols, start, size, inner, reached = saved

@@ -13,9 +13,9 @@ def draw_gamma(shape: Tensor, num_draws: int, generator: Randomness = None) -> T
     r"""Draws of $\mathrm{Gamma}(\text{shape}, 1)$, differentiable with respect to the shape. For a rate b, divide the draws by b.
 
     The draws come from torch's rejection sampler, which takes a generator. Their gradient is the implicit gradient
-    (Figurnov et al. 2018), $-\partial_a F(x; a) / p(x; a)$, where F is the distribution function. It equals the
-    gradient of $x = F^{-1}(u; a)$. torch approximates it with a relative error below 5e-4. If the shape parameters a are
-    [*shape], the result is [S, *shape].
+    (Figurnov et al. 2018), $-\partial_a F(x; a) / p(x; a)$, where F is the distribution function. It equals the gradient of
+    $x = F^{-1}(u; a)$; torch approximates this gradient with a relative error below 5e-4. If the shape parameters a are [*shape],
+    the result is [S, *shape].
     """
     return source_of(generator).gamma(shape.expand(num_draws, *shape.shape))
 

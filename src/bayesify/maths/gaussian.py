@@ -123,7 +123,8 @@ class _Moments(Function):
 
 
 def _joined(means: list[Tensor], log_stds: list[Tensor], prior_stds: list[float]) -> tuple[Tensor, Tensor, Tensor]:
-    """Means and standard deviations of Gaussians as vectors [P], and their KL, in operations that `vmap` and autograd support."""
+    """Means and standard deviations of Gaussians as vectors [P], and their KL, computed by operations that `vmap` and autograd
+    support."""
     mean, log_std = (torch.cat([value.flatten() for value in values]) for values in (means, log_stds))
     std, counts = log_std.exp(), tuple(value.numel() for value in means)
     scales = _repeated(tuple(prior_stds), counts, mean.dtype, mean.device)

@@ -34,8 +34,8 @@ class Stack:
 
 @dataclass(frozen=True)
 class Factors:
-    r"""Quantities that all draws share, because they depend only on Z and D, for L matrices whose inducing matrices have the same
-    size.
+    r"""Quantities of L matrices whose inducing matrices have the same size. All draws share these quantities, because they depend
+    only on Z and D.
 
     For the rows and for the columns, $\Psi = Z Z^\top + D^2 = L L^\top$, `reach` is $A = L^{-1} Z$ and `rest` is $B = L^{-1} D$,
     so that $A A^\top + B B^\top = I$. Matrices of equal size form a group. The lists `row_reach` and `col_reach` have one entry
@@ -67,7 +67,8 @@ class Augmented:
 
 
 def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Factors]:
-    r"""Factors of augmented matrices. One Cholesky call factorizes all $\Psi$ of one size or, on a GPU, of all blocks.
+    r"""Factors of augmented matrices. One Cholesky call factorizes all $\Psi$ of the same size; on a GPU, one call factorizes all
+    $\Psi$.
 
     $D^2$ is increased by 1e-12 times the largest diagonal entry of Z Z^T. The augmented prior has the right marginal
     for every D, so the bound remains valid; only the posterior family changes. Without this increase, a D that training
@@ -248,7 +249,7 @@ def conditional_mean(factors: Factors, u: Tensor) -> list[Tensor]:
 def conditional_draw(
     factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Sequence[Tensor], dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    r"""Draws of W given whitened U by the extended Matheron rule (equation 11).
+    r"""Draws of W by the extended Matheron rule (equation 11), given whitened U.
 
     $$ W = \sigma [\lambda E_1 + A_r^\top (U - \lambda \bar U) A_c], \qquad
        \bar U = A_r (E_1 A_c^\top + E_3 B_c^\top) + B_r E_2 $$

@@ -174,10 +174,10 @@ With shorter streams, threads wait for Python's lock (two x86-64 cores: 24 ms in
 def normal_numbers(count: int, kind: Any, seed: int) -> Any:
     r"""Standard normal numbers, [count]; a seed gives the same numbers on any number of cores.
 
-    The numbers are generated in blocks; block b has its own stream, `SFC64` seeded with (seed, b). In float32 each number comes
-    from 32 bits, a signed integer i: $x = \operatorname{sign}(i)\, \Phi^{-1}(1 - |i| / 2^{32})$. $\Phi^{-1}$ is approximated by a
-    piecewise linear function with 128 segments per power of two of |i|; it is accurate to $10^{-5}$ up to 6.2 standard
-    deviations. In float64, the numbers come from NumPy's ziggurat method.
+    The numbers are generated in blocks; block b has its own stream, `SFC64` seeded with (seed, b). In float32, each number is
+    computed from a random 32-bit signed integer i: $x = \operatorname{sign}(i)\, \Phi^{-1}(1 - |i| / 2^{32})$. $\Phi^{-1}$ is
+    approximated by a piecewise linear function with 128 segments per power of two of |i|; it is accurate to $10^{-5}$ up to 6.2
+    standard deviations. In float64, the numbers come from NumPy's ziggurat method.
     """
     numbers: Any = np.empty(count, dtype=kind)
     blocks = range(-(-count // NUMBERS_PER_STREAM))
@@ -216,7 +216,7 @@ def _by_table(stream: Any, out: Any) -> None:
 @lru_cache(maxsize=1)
 def _table() -> tuple[Any, Any]:
     """Intercepts and slopes of the segments of a piecewise linear quantile function, [2^16] each. The index of an integer's
-    segment is the upper 16 bits of the integer in float32, including the sign."""
+    segment is the upper 16 bits, including the sign bit, of the integer's float32 representation."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     exponent = (upper >> 23) & 0xFF
     used = (exponent >= 127) & (exponent <= 158)  # 1 to 2^32; 0 occurs once in 2^32 numbers and is treated as 1

@@ -72,7 +72,7 @@ def scale_kernel(
     found, precision, out, count, positions,
     start: tl.constexpr, outputs: tl.constexpr, full: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """The columns of a matrix from column `start` on, in float32, with each row multiplied by its example's precision."""
+    """The columns of a matrix, beginning with column `start`, in float32, with each row multiplied by its example's precision."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDE)[None, :]
     mask = (row < count)[:, None] & (column < outputs)

@@ -28,7 +28,7 @@ def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor
     r"""$A^\top \Lambda A$ [1, D, D] and $A^\top \Lambda V$ [1, D, c_out] of a convolution with one group of channels.
 
     The kernels support maps with two axes. For other maps, and on devices without kernels, `convolution_moments` computes the
-    same two matrices in float32. The map is in bfloat16; the targets and `scale`, the square root of the diagonal of $\Lambda$,
+    same two matrices in float32. The map is in bfloat16; the targets and `scale` (the square root of the diagonal of $\Lambda$)
     are in float32. If `bias` is true, the last column of A contains ones.
     """
     if len(geometry.kernel) != 2 or not has_kernel(targets):

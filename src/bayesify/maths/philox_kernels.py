@@ -78,7 +78,8 @@ def _draw_tile(
     mean, log_std, out, size, between, start, seed, tile, stride, num_draws, half_precision,
     PAIRS: tl.constexpr, MASKED: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Make `num_draws` draws of one tile, `between` numbers apart in memory; return the tile's part of the KL without constants."""
+    """Make `num_draws` draws of one tile, which are `between` elements apart in memory; return the tile's part of the KL without
+    constants."""
     at = start + tl.arange(0, TILE)
     m = _load(mean, at, size, MASKED)
     log_s = _load(log_std, at, size, MASKED)
@@ -160,7 +161,8 @@ def gradient_kernel(
     owners, table, precisions, base, seed, grads, weight, to_mean, to_log_std, num_draws,
     PAIRS: tl.constexpr, ROUNDS: tl.constexpr, FAST: tl.constexpr,
 ):  # fmt: skip
-    """Gradients with respect to means and log stds, from gradients of the draws and the KL (`weight`). Noise is generated again."""
+    """Gradients with respect to means and log stds, from those with respect to the draws (`grads`) and the KL (`weight`). Noise
+    is generated again."""
     owner, row, size, start, tile, stride = _owner(owners, table)
     key = tl.load(seed)
     pull = tl.load(weight)

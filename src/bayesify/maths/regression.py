@@ -1,5 +1,5 @@
-"""Bayesian linear regression with whitened weights: the posterior, computed from two matrices, its draws, and its KL to
-the prior."""
+"""Bayesian linear regression with whitened weights: the posterior (computed from two matrices), its draws, and its KL to the
+prior."""
 
 import warnings
 from dataclasses import dataclass

@@ -22,12 +22,12 @@ class TiedPlan:
 
     The kernels read a table that has one row per matrix and these columns:
 
-    - positions of the mean, the raw row factors and the raw column factors, in numbers from `base`;
+    - offsets of the mean, the raw row factors and the raw column factors from `base`, in elements;
     - number of entries, number of columns; first tile of noise, number of tiles per draw;
-    - number of columns of W, first number of the draws of W, distance between rows, number of positions per channel, distance
-      between channels, distance between positions;
-    - index of the first number of the draws of b; number of entries in a draw of W and in a draw of b;
-    - first numbers of the gradients with respect to the mean, the row factors and the column factors;
+    - number of columns of W, offset of the draws of W, distance between rows, number of positions per channel, distance between
+      channels, distance between positions;
+    - offset of the draws of b, number of entries in a draw of W, and number of entries in a draw of b;
+    - offsets of the gradients with respect to the mean, the row factors and the column factors;
     - number of row factors, number of column factors.
     """
 
@@ -113,7 +113,8 @@ class TiedPlan:
         return self.drawn.places(out), parts.sum().add_(self.constant)
 
     def gradients(self, seed: Tensor, grads: Sequence[Tensor | None], grad_kl: Tensor | None) -> list[Tensor]:
-        """Gradients with respect to all means, then all row and all column factors, from the gradients of draws and KL."""
+        """Gradients with respect to all means, row factors and column factors, in this order, from those with respect to the
+        draws and the KL."""
         from bayesify.maths.tied_kernels import factor_kernel, tied_gradient_kernel
 
         joined = self.drawn.join(grads, self.gaps)

@@ -61,7 +61,7 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
         `mutual_information`. A regression has scores for `epistemic` and `variance` (the total variance).
 
     Raises:
-        ValueError: If only one prediction is a regression, if a prediction is empty, or if an uncertainty is not
+        ValueError: If one prediction is a regression and the other is not, if a prediction is empty, or if an uncertainty is not
             finite.
     """
     scores_inside, scores_outside = uncertainties(inside), uncertainties(outside)

@@ -75,9 +75,9 @@ def _pairs(value: Tensor, axes: tuple[int, ...]) -> Tensor:
 def _own_together(
     x: Any, mean: Tensor, batch: int, positions: tuple[int, ...], weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    r"""Correlation, between positions, of the noise that shared weights cause: for neighboring positions, and on average for any
-    two positions. The correlation at positions p and q is $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$, divided by the same sum
-    for p = q: [2, B].
+    r"""Two correlations, between positions, of the noise that shared weights cause: one for neighboring positions, and one for
+    all pairs of different positions. Each is the mean of $\sum_j V_j\,\varphi_{pj} \varphi_{qj} + V_b$ over these pairs (p, q),
+    divided by the mean of this sum for p = q: [2, B].
 
     `weight` [I] is the variance of each input channel's weights, summed over outputs.
     """

@@ -39,8 +39,8 @@ class Noise(Protocol):
         """Whether the noise is the part of a nonlinear function that the function's linear response leaves out."""
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """A list of tensors [B, F]. Their squared entries add up to the variance of the sum, over all units, of slope times
-        noise.
+        """A list of tensors [B, F]. Their squared entries add up to the variance of `sum_i slope_i noise_i`, where i runs over
+        all units.
 
         The slopes have the units' shape.
         """
@@ -156,7 +156,8 @@ class SharedWeights:
         return self.inputs(), self.variance.sqrt()
 
     def features(self, slopes: Tensor) -> list[Tensor]:
-        """The derivatives with respect to the weights, times the weights' standard deviations, and the noise of `second`."""
+        """The derivatives with respect to the weights (multiplied by the weights' standard deviations), and the features of
+        `second`."""
         rest = [] if self._rest is None else self._rest.features(slopes)
         parts: list[Tensor] = []
         slopes = self.arrange(slopes)

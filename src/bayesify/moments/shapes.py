@@ -583,7 +583,7 @@ def _permute(x: Moments, *args: Any, dims: Any = None) -> Moments:
 
 
 def _inside(value: Value, change: Callable[[Moments], Moments]) -> Any:
-    """`Value.before` after a change of shape: the units before the activation, reshaped, and the activation."""
+    """`Value.before` after a change of shape: the reshaped units before the activation, and the activation."""
     return value.before and (value_of(change(units(value.before[0]))), value.before[1])
 
 

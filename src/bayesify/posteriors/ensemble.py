@@ -19,9 +19,10 @@ class Ensemble(Posterior):
     r"""Several point estimates trained together: $q(w) = \frac1K \sum_k \delta(w - m_k)$ (Lakshminarayanan et al. 2017).
 
     q has no density, so `kl` is $-\log p(m_k)$ averaged over members, and the ELBO is the mean of the members' MAP
-    objectives. Each draw is one of the members, and all members share one likelihood. `fit` runs members like the draws of other
-    posteriors. The members of a small network run in one batch, using `vmap`. For models with their own likelihood and data, use
-    a `ModelStack`. Every member is drawn equally often. Each member has its own running statistics of BatchNorm layers.
+    objectives. Each draw is one of the members, and all members share one likelihood. `fit` runs members in the same way as the
+    draws of other posteriors. The members of a small network run in one batch, using `vmap`. For models with their own likelihood
+    and data, use a `ModelStack`. Every member is drawn equally often. Each member has its own running statistics of BatchNorm
+    layers.
 
     A network may have several ensembles with $K_1, K_2, \dots$ members. Together they form
     $L = \operatorname{lcm}(K_1, K_2, \dots)$ networks, each with its own statistics. Network n uses member n mod $K_i$ of

@@ -24,7 +24,7 @@ class FullCovariance(Posterior):
 
     where $w_l$ consists of a layer's weight followed by its bias, each in row-major order. Layers are independent of each other.
     The stored parameter `mean_value` is unconstrained and starts at the network's weights. Softplus maps `raw_diagonal` to the
-    diagonal of each factor. `lower` is unconstrained and contains the entries of each factor below its diagonal, row by row, each
+    diagonal of each factor. `lower` is unconstrained and contains, row by row, the entries below each factor's diagonal, each
     divided by the diagonal entry of its row ($L_{ij} = L_{ii}\,\text{lower}_{ij}$). A step of the optimizer therefore changes a
     row in proportion to its diagonal entry, regardless of the number of entries in the row. A layer with P weights needs
     P + P (P + 1) / 2 numbers.

@@ -74,8 +74,8 @@ class MeanField(Posterior):
         self.capturable = not local_reparameterization
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
-        """Set the initial means to the network's weights, and the initial standard deviations to `start_std`. Standard deviations
-        that the user has not set start at no more than `max_std / 2`."""
+        """Set the initial means to the network's weights, and the initial standard deviations to `start_std`. If `init_std` is
+        not given, standard deviations start at no more than `max_std / 2`."""
         self.unit = {weight.name: self._unit(weight.name) for weight in self.weights}
         self.mean_value = NamedParameters({name: values[name] / unit for name, unit in self.unit.items()})
         starts: dict[str, Tensor] = {}

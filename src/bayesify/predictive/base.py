@@ -64,7 +64,7 @@ class Outputs:
         """Apply a function to each chunk, and join the results along the first axis, which is the axis of examples.
 
         Args:
-            function: Function that takes outputs [S, rows, ...] and, for each tensor in `rowwise`, the same rows. It returns a
+            function: Function that takes outputs [S, rows, ...] and the same rows of each tensor in `rowwise`. It returns a
                 tensor, or a tuple of tensors, with examples on the first axis.
             rowwise: Tensors with one row per example.
         """

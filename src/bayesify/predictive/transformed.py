@@ -249,7 +249,8 @@ class TransformedPredictive(RegressionPredictive):
 
     @cached_property
     def _knots(self) -> tuple[Tensor, Tensor]:
-        """Increasing probabilities and quantiles of y, each [K, B, O]. Between two quantiles, y is uniformly distributed."""
+        """Probabilities and quantiles of y in increasing order, each [K, B, O]. Between two quantiles, y is uniformly
+        distributed."""
         steps = self.inner.steps()
         if steps is not None:  # each count has two probabilities: P(Y < k) and P(Y <= k)
             z = torch.arange(len(steps), dtype=steps.dtype, device=steps.device).view(-1, *(1,) * (steps.ndim - 1))

@@ -79,10 +79,10 @@ class Neal(Prior):
 class AroundNetwork(Neal):
     r"""$p(w) = \mathcal{N}(w_0, \text{scale}^2 / \text{fan\_in})$, centered on the weights $w_0$ of the given network.
 
-    This prior does not pull a trained network away from its weights, so few epochs and wide scales are safe. It is not a prior in
-    the strict sense if $w_0$ was trained on the same data. The data are then used twice, so the evidence is too high and, if
-    training has overfitted, the uncertainty is too small. If $w_0$ comes from other data (a pretrained network), this is a proper
-    prior. Weights without a fan-in have standard deviation `scale`.
+    This prior does not pull a trained network away from its weights, so it is safe to train for few epochs and to use wide
+    scales. It is not a prior in the strict sense if $w_0$ was trained on the same data. The data are then used twice, so the
+    evidence is too high and, if training has overfitted, the uncertainty is too small. If $w_0$ comes from other data (a
+    pretrained network), this is a proper prior. Weights without a fan-in have standard deviation `scale`.
 
     `center` stores $w_0$ by name and is not trained.
 

@@ -130,8 +130,8 @@ class Results:
     def run_beside_comparison(
         self, owner: nn.Module, number: int, run: Callable[[], Computed]
     ) -> tuple[Computed, bool]:
-        """Run a function on the owner's GPU. Return the function's result, and whether the parameters at the function's start
-        were those for which `state` returned `number`.
+        """Run a function on the owner's GPU. Return the function's result, and whether the owner's parameters, when the function
+        started, were those for which `state` returned `number`.
 
         The parameters are compared on a separate stream. The device therefore runs the function while the host waits for the
         result of the comparison.

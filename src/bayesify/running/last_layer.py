@@ -135,8 +135,8 @@ def _maps_of(network: nn.Module, weight: Weight) -> list[nn.Module]:
 
 
 def _last_calls(node: Any, calls: Sequence[list[Any]]) -> list[int]:
-    """Indices in `calls` of the layer calls that have a path to `node` without another layer call on it. A call is left out if
-    another call in the result depends on it.
+    """Indices, in `calls`, of the layer calls from which a path leads to `node` without passing another layer call. A call is
+    left out if another call in the result depends on it.
 
     `node` is the outputs' node in the autograd graph. `calls` contains, for each call of a layer, the nodes of its outputs.
     """

@@ -103,8 +103,8 @@ class LightCopy:
     and other objects. Copying takes microseconds per module.
 
     With `hooks=True`, hooks can be registered on the copy's modules. `owners` are the paths of the modules whose slots will be
-    filled. If `owners` is given and `hooks` is false, torch's leaf modules that are not in `owners` and that a pass does not
-    change are shared instead of copied.
+    filled. If `owners` is given and `hooks` is false, some leaf modules are shared instead of copied: torch's own modules that
+    are not in `owners` and that a pass does not change.
 
     `root` is the copy of the whole network, and `owned` has the copies of the owners by path. The copy is not `complete` if
     the network is compiled, because compiled code runs only the original module object. `places` are the slots that the last

@@ -31,8 +31,8 @@ def full_precision(device: str) -> Iterator[torch.dtype | None]:
 
 @contextmanager
 def assigned(owners: Iterable[Any], name: str, *value: Any) -> Iterator[None]:
-    """Context in which an attribute of several objects has the given value, if there is one. At the end, each object gets its own
-    value back."""
+    """Context in which an attribute of several objects has the given value; without a value, nothing is assigned. At the end,
+    each object gets its own value back."""
     before = [(owner, getattr(owner, name)) for owner in owners]
     try:
         for owner, _ in before if value else ():

@@ -16,11 +16,11 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class NotByRows(RuntimeError):
-    """Raised if a network uses a drawn weight or its batch in a way that does not keep the rows of different draws apart."""
+    """Raised if a network uses a drawn weight, or the batch, in a way that does not keep the rows of different draws apart."""
 
 
 class RowWeight(StructuredWeight):
-    r"""S draws of a linear map's weight, [S, *shape]. Draw s applies to block s of the S B rows of a batch,
+    r"""S draws of a linear map's weight, [S, *shape]. Draw number s applies to block s of the S B rows of a batch,
     $y_{sb} = W_s x_{sb}$. As a tensor, a `RowWeight` has the shape of one draw."""
 
     def __new__(cls, draws: Tensor, rows: int) -> Self:

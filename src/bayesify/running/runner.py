@@ -253,9 +253,9 @@ class Runner:
         One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode run in a
         loop. These modules have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the
         key-value cache of a transformer. If only weights of linear layers are drawn in a transformer with such a cache, the draws
-        run as rows of one batch. A convolution whose kernel differs between draws runs in a loop. With `vmap`, such a convolution
-        would become a grouped convolution, which is slower on CPU and GPU. Everything else gains from `vmap`, except large passes
-        on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
+        run as rows of one batch. A convolution runs in a loop if its kernel differs between draws. With `vmap`, such a
+        convolution would become a grouped convolution, which is slower on CPU and GPU. Everything else gains from `vmap`, except
+        large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
         """
         if num_draws == 1:
             return "single"

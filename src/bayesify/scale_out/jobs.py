@@ -76,7 +76,7 @@ def run_jobs(
             `"local"` and one worker, jobs run in this process.
         threads: Number of threads of each job, for torch and the libraries that it uses.
         retries: Number of times that a failed job is run again.
-        progress: Whether to show a bar in a terminal, or a function that is called after every finished job.
+        progress: `True` for a bar in a terminal, `False` for no bar, or a function that is called after every finished job.
 
     Returns:
         The results by name, in the order of `jobs`, as stored in the files.

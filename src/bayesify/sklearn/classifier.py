@@ -48,7 +48,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             of 256 rows. For `"auto"`, the default is 128, or 256 for more than 1,500 rows.
         num_draws: Number of draws of the weights per training step.
         prediction_draws: Number of draws of the weights for predictions. All rows and calls use the same draws. A chain or an
-            ensemble that has fewer draws uses all its draws.
+            ensemble with fewer than `prediction_draws` draws uses all of them.
         standardize: Whether inputs are scaled to mean 0 and variance 1.
         memory_rows: Maximum number of training rows that the estimator stores for `partial_fit`.
         random_state: Seed of everything random.

@@ -151,8 +151,8 @@ class Columns(Plain):
 
 
 def _distinct(frame: DataFrame, y: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Three arrays: the indices of the distinct rows, the position of each row's distinct row among them, and a canonical order
-    of the distinct rows.
+    """Three arrays: the indices of the distinct rows; for each row, the position of its distinct row among these indices; and a
+    canonical order of the distinct rows.
 
     Of several rows with equal cells and equal targets, the first is the distinct row. If y is `None`, every row is distinct.
 

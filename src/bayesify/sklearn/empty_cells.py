@@ -24,10 +24,10 @@ class EmptyCells(Plain):
 
     The distribution of a row with an empty cell must also cover the different effects that the unknown number could have. If few
     rows have an empty cell, a network does not learn this additional spread, because early stopping ends training first. So each
-    column has a factor s, by which the normal scores of rows with an empty cell in this column are divided. To find s, first
-    compute the factor that widens the out-of-fold 90 % intervals of rows with an empty cell until they contain 90 % of the
-    targets. The factor s is this widening factor, shrunk toward 1. The fewer empty cells the column has, the more the factor is
-    shrunk. A row with several empty cells uses the largest factor of these cells' columns.
+    column has a factor s, which divides the normal scores of rows with an empty cell in this column. To find s, first compute the
+    factor that widens the out-of-fold 90 % intervals of rows with an empty cell until they contain 90 % of the targets. The
+    factor s is this widening factor, shrunk toward 1. The fewer empty cells the column has, the more the factor is shrunk. A row
+    with several empty cells uses the largest factor of these cells' columns.
 
     Args:
         places: Indices of the inputs that mark empty cells of columns with a factor above 1.

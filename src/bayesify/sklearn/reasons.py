@@ -60,8 +60,8 @@ class Explanation:
         moves: Contributions to the mean; for classes, to the probability of the predicted class. The shape is [N, D], or
             [N, D, O] if y is [N, O]. Contributions are NaN for columns that are counted together in `others_move`.
         widens: Contributions to the width of the interval or, for classes, to the entropy. The shape is that of `moves`.
-        others_move: Joint contribution to the mean or to the probability, [N] or [N, O], of all columns that are NaN in `moves`;
-            0 if there are at most ten columns.
+        others_move: Joint contribution of all columns that are NaN in `moves` to the mean or to the probability, [N] or [N, O]; 0
+            if there are at most ten columns.
         others_widen: Like `others_move`, but for the width or the entropy.
         unusual: For each of the N rows, a text that says why the row is unusual; empty if the row is not unusual.
         cells: Cells of the rows as texts, [N, D].
@@ -125,7 +125,7 @@ class Groups:
 
     @classmethod
     def of(cls, names: Sequence[str], owners: Sequence[str], kinds: Mapping[str, str]) -> Groups:
-        """Groups from the names of the columns, the column that owns each input, and the kind of each column."""
+        """Make the groups from the names of the columns, the column that owns each input, and the kind of each column."""
         places = np.array([names.index(owner) for owner in owners])
         return cls(tuple(names), places, tuple(kinds.get(name) == "text" for name in names))
 

@@ -40,7 +40,7 @@ MIN_TAIL_SCORE, MAX_TAIL_SCORE = -38.0, 8.2
 @dataclass(frozen=True)
 class Recalibration(Plain):
     r"""An increasing map G of probabilities (Kuleshov et al. 2018). If a predictive states $P(Y \le y) = u$, the observed
-    frequency is $G(u)$.
+    frequency of $Y \le y$ is $G(u)$.
 
     In normal scores, $\Phi^{-1} \circ G \circ \Phi$ is linear between the knots and has slope 1 beyond the first and the last
     knot.

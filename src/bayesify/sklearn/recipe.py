@@ -505,7 +505,7 @@ def _train_ranked(
     """Train members with the best likelihood and transform. If these members score far worse than in the trial, try the second
     best likelihood and transform.
 
-    A short trial on few rows can miss that the quantiles of a few rows explode. If both choices fail, linear models with the best
+    A short trial on few rows can overlook rows whose quantiles explode. If both choices fail, linear models with the best
     likelihood and transform are trained on `blank`, a copy of the rows with 0 as the only input. These models predict one
     distribution for all rows. The members with the best score are returned. `ranked` lists likelihoods and transforms, best
     first, and `tried` contains their scores in the trial.
@@ -784,7 +784,8 @@ def _sharpened(fitted: FittedTable, chosen: _Members, rows: Rows) -> FittedTable
 
 
 def fit_temperatures(found: ClassificationPredictive, rows: Rows, folds: np.ndarray) -> Tensor:
-    r"""Temperatures [1 + K] that are fitted to all held-out rows, and to the held-out rows outside of each of the K folds.
+    r"""Temperatures [1 + K]: one is fitted to all held-out rows, and for each of the K folds, one is fitted to the held-out rows
+    of the other folds.
 
     $$ \hat T = \arg\min_{T \le 1} -\sum_n \omega_n \log p_T(y_n | x_n) + (\log T)^2 / (2 \sigma^2) $$
 

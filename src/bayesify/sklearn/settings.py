@@ -30,7 +30,7 @@ class Effort:
     Args:
         member_steps: Maximum number of optimizer steps of the default method's members.
         steps: Number of optimizer steps in the main phase of a named method, if the rows fit into one batch.
-        slow_steps: Number of optimizer steps in the main phase of methods that the list of methods marks as slow.
+        slow_steps: Number of optimizer steps in the main phase of a method for which `Method.slow` is true.
         min_epochs: Minimum number of epochs, if the rows do not fit into one batch.
         chain_steps: Number of steps of a Markov chain after the warm-up, which has the same number of steps.
         max_chain_rows: Maximum number of rows on which a Markov chain is run.

@@ -297,8 +297,8 @@ def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start
 
 
 def _out_of_fold(starts: Sequence[Start]) -> list[tuple[Tensor, Rows]]:
-    """For each table, the outputs [N, O] for held-out rows, from maximum a posteriori networks that have not seen these rows, and
-    the rows themselves."""
+    """For each table, two values: the outputs [N, O] for held-out rows, from maximum a posteriori networks that have not seen
+    these rows; and the held-out rows."""
     bnns, rows, settings, held = [], [], [], []
     for start in starts:
         folds = min(NUM_FOLDS_OF_FEW if len(start.rows) <= MAX_FEW_ROWS else NUM_FOLDS, len(start.rows))

@@ -180,9 +180,9 @@ class UnitsPredictive(TransformedPredictive):
 
         The log-density includes the slopes of transform, scale and recalibration. Some targets cannot be produced by the
         distribution, for example targets below the floor, or negative targets if the transform accepts only positive numbers.
-        The targets that the distribution cannot produce share the probability `MIN_PROBABILITY`. This probability is spread as a
-        Cauchy density, whose center is the mean and whose scale is the standard deviation. So log-densities stay finite, and the
-        density integrates to 1 up to rounding.
+        Together, the targets that the distribution cannot produce have at most the probability `MIN_PROBABILITY`. This
+        probability is spread as a Cauchy density, whose center is the mean and whose scale is the standard deviation. So
+        log-densities stay finite, and the density integrates to 1 up to rounding.
         """
         found = super().log_prob(y).double()
         lost = found == -math.inf
@@ -193,7 +193,8 @@ class UnitsPredictive(TransformedPredictive):
         return torch.where(lost, rest.double(), found)
 
     def censored_log_prob(self, y: Tensor, censored: Tensor | None = None) -> Tensor:
-        """Logarithm of the density of the uncensored outputs times the probability that the censored outputs are at most y: [B].
+        """Logarithm of a product, [B]: the density of the uncensored outputs times the probability that the censored outputs are
+        at most y.
 
         Recalibrated outputs are treated as independent, because the recalibration of single outputs does not describe the
         dependence between them.

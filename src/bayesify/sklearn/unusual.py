@@ -22,10 +22,10 @@ class Neighbors:
     r"""Measures how much a row differs from the training rows. The measure is the row's mean distance to the K nearest training
     rows, where K is at most 5.
 
-    Numeric inputs are measured in standard deviations. Inputs that mark missing cells or levels by 0 and 1 are not scaled. The
-    distance of a training row is computed without the row itself. With probability 1 - s, a new row from the distribution of the
-    training rows is therefore farther away than a share s of the training rows. A second measure is the epistemic uncertainty of
-    the prediction, in any unit.
+    Numeric inputs are measured in standard deviations. Inputs that mark levels or missing cells by 0 and 1 are not scaled. The
+    distance of a training row is computed without the row itself. The probability that a new row from the same distribution is
+    farther away than a share s of the training rows is therefore 1 - s. A second measure is the epistemic uncertainty of the
+    prediction, in any unit.
 
     Args:
         rows: Scaled training rows, [M, D].
@@ -61,8 +61,8 @@ class Neighbors:
         return np.asarray(np.minimum(*self.tails(inputs, spreads)))
 
     def tails(self, inputs: np.ndarray, spreads: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """For each row, twice the share of training rows that are at least as far from their nearest rows as this row, and twice
-        the share that are at least as uncertain.
+        """For each row, twice the share of training rows whose distance to their nearest rows is at least this row's distance,
+        and twice the share whose uncertainty is at least this row's uncertainty.
 
         Both results are [N] and at most 1.
         """

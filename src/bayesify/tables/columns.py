@@ -123,8 +123,8 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
 
     Args:
         frame: The table without its target. Its index contains the row numbers in the file.
-        like: Inputs of an earlier table of the same kind. The new table is read with the columns, levels, and order of day and
-            month of the earlier table.
+        like: Inputs of an earlier table of the same kind. The new table is read with the earlier table's columns, levels, and
+            order of day and month.
 
     Raises:
         InputError: If a column of numbers or dates contains text, if a column has mixed or unknown contents, or if no

@@ -26,7 +26,7 @@ class Encoding(Plain):
 
     $$ \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1}))) . $$
 
-    Inputs that mark missing cells or levels by 0 and 1 are scaled in the same way and get no piecewise encoding.
+    Inputs that mark levels or missing cells by 0 and 1 are scaled in the same way and get no piecewise encoding.
 
     Args:
         mean: Mean of each input, [D].

@@ -171,7 +171,7 @@ class Update:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """State outside the module that steps change, as nested data with tensors, for a checkpoint."""
+        """State that steps change outside the module, as nested data with tensors, for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

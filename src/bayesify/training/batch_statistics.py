@@ -47,8 +47,8 @@ def keep_draws(
     In training, each draw is normalized with its own batch statistics. The running averages mix the batches of all draws and suit
     no single draw. This function runs each of K draws over training data once. The BatchNorm layers record the means and
     variances of their inputs for each draw. The model stores the seed of the draws and these statistics, not the weights.
-    `predict`, `prediction_draws`, `save`, adapters, and `export_onnx` with fixed draws use the stored draws until a parameter
-    changes. `fit` calls this function at its end.
+    Until a parameter changes, the stored draws are used by `predict`, `prediction_draws`, `save`, adapters, and `export_onnx`
+    with fixed draws. `fit` calls this function at its end.
 
     Layers with frozen statistics (`bayesianize(..., batch_statistics=)`) keep their statistics. For bfloat16, call this function
     inside a `torch.autocast` context, as for predictions.

@@ -39,7 +39,7 @@ class StackedBatch(Batch):
         return Batch(*self.map(lambda leaf: leaf[index]))
 
     def rows(self, index: slice | Tensor) -> StackedBatch:
-        """The examples `index` of each model."""
+        """The examples at `index`, for each model."""
         return StackedBatch(*self.map(lambda leaf: leaf[:, index]))
 
 

@@ -179,8 +179,8 @@ class GraphOptimizer:
 
 
 def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
-    """Whether an optimizer is fused or can be fused. It can be fused if it is one of torch's own optimizers, its fused steps are
-    the same, and no other form was requested."""
+    """Whether an optimizer is fused or can be fused. It can be fused if it is one of torch's own optimizers, if its fused steps
+    are the same, and if no other form was requested."""
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         return True
     if type(optimizer) not in (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW):

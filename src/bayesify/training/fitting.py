@@ -91,8 +91,8 @@ def fit(
 
     Args:
         model: A `BayesianNetwork` with a likelihood, or another `Trainable`. Its mode (train or eval) is the same after the call.
-        train_loader: Iterable of batches that can be iterated once per epoch: pairs (inputs, targets), triples with
-            example weights, dicts or dataclasses; see `bayesify.training.batches.parse_batch`.
+        train_loader: Iterable of batches, which can be iterated once per epoch. A batch is a pair (inputs, targets), a triple
+            with example weights, a dict or a dataclass; see `bayesify.training.batches.parse_batch`.
         epochs: Number of passes over the data in the variational phase; 0 for a MAP phase only.
         learning_rate: Learning rate of the default optimizer.
         optimizer: An optimizer, or a function that makes an optimizer from parameters; Adam by default. On a GPU, a plain SGD,

@@ -89,7 +89,7 @@ def train_held_out(
         seed: Seed of batches and dropout.
         progress: Label of the progress display, which shows the steps and the time left; empty for no display.
         halves: Whether to return predictions for each half of a network's held-out rows. Each half is predicted at the step that
-            is best for the other half. At its own best step, the score of few rows would be too optimistic.
+            is best for the other half. With few rows, the score of a half at its own best step would be too optimistic.
 
     Returns:
         The best steps, [R]. If `halves` is true, also the predictions for held-out rows, [R, N, outputs]; 0 for training rows.

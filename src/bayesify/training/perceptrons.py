@@ -114,7 +114,8 @@ class Perceptrons:
         return x
 
     def prior(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Prior precision of each parameter, [R, P] or [1, P], and the penalty [R] of each network if its weights were 0."""
+        """Prior precision of each parameter, [R, P] or [1, P], and the penalty [R] that each network would have if its weights
+        were 0."""
         precisions, constants = self._prior
         if precisions.dtype != like.dtype or precisions.device != like.device:
             self._prior = precisions.to(like), constants.to(like)

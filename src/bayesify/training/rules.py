@@ -300,9 +300,9 @@ def less_calibrated(start: Score, now: Score) -> list[Finding]:
 def coverage_off(score: Score, held_out: bool) -> list[Finding]:
     r"""Return a finding if 90 % intervals cover far more or far fewer than 90 % of the targets, beyond chance.
 
-    Far means above 95 %, or below 85 % (82 % on training rows). A coverage c of n rows is beyond chance if the likelihood ratio
-    puts c more than three standard deviations from the limit l: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, with the KL of Bernoulli
-    variables.
+    "Far" means a coverage above 95 %, or below 85 % (82 % on training rows). A coverage c of n rows is beyond chance if the
+    likelihood ratio puts c more than three standard deviations from the limit l: $\sqrt{2 n \mathrm{KL}(c \| l)} > 3$, with the
+    KL of Bernoulli variables.
     """
     if score.coverage is None or score.count < MIN_COVERED_EXAMPLES:
         return []

@@ -13,7 +13,7 @@ from bayesify.arguments.checks import NonNegative, checked
 @checked
 @dataclass(frozen=True)
 class KLSchedule:
-    r"""Factor on the KL that is 0, then grows linearly, then is 1.
+    r"""Factor on the KL: first 0, then linearly growing, then 1.
 
     $$ \beta(t) = \min\bigl(1, \max(0, (t - \text{zero\_epochs}) / \text{linear\_epochs})\bigr) $$
 

@@ -418,8 +418,8 @@ def _score_alike(
     y: Tensor,
     values: dict[str, Tensor] | None = None,
 ) -> Tensor:
-    """Scores [...] of rows with outputs [..., O]. Each of G likelihoods, which differ only in values, scores an equal part of the
-    first axis. If there is only one likelihood, `values` replaces its parameters."""
+    """Scores [...] of rows with outputs [..., O]. Each of G likelihoods scores an equal part of the first axis; the likelihoods
+    differ only in the values of their parameters. If there is only one likelihood, `values` replaces its parameters."""
     first, rows, count = likelihoods[0], outputs.shape[:-1], len(likelihoods)
     flat, y = outputs.flatten(0, -2), y.flatten(0, len(rows) - 1)
     wanted = first.target_shape(flat)

@@ -1,4 +1,4 @@
-"""The training task, which every method that is not a posterior takes as input, and the training of the task's network to the
+"""The training task, which is the input of every method that is not a posterior, and the training of the task's network to the
 maximum a posteriori."""
 
 from collections.abc import Iterable

@@ -76,7 +76,7 @@ class Trace:
         return sums.clone() if self._earlier is None else self._earlier + sums
 
     def read(self) -> tuple[list[float], list[float]]:
-        """Two lists, the NLL per example and the KL, both averaged over models, with one entry for each window in which a step
+        """Two lists (the NLL per example, and the KL), both averaged over models, with one entry for each window in which a step
         was taken. Reading the lists waits for the device."""
         if not self.marks:
             return [], []

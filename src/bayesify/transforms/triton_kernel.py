@@ -24,7 +24,7 @@ _COMPILED: dict[Any, Any] = {}
 
 @triton.jit
 def _signs(left, right):
-    """Signs 1 or -1, for an even or odd number of bits that are 1 in both of two indices below 256."""
+    """The sign for two indices below 256: 1 if the number of bits that are 1 in both is even, and -1 if it is odd."""
     both = left & right
     both = both ^ (both >> 4)
     both = both ^ (both >> 2)

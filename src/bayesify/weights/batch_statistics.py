@@ -108,9 +108,9 @@ def same_choice(network: nn.Module, frozen: tuple[str, ...]) -> str | list[str]:
 class KeptStatistics:
     """Running statistics of K draws, each computed with the draw's own weights; a seed determines the draws.
 
-    The statistics are valid as long as the tensors that determine the draws and the forward passes stay the same. A checksum of
-    the tensors on which the statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same
-    for every device.
+    The statistics are valid until a tensor that determines the draws or the forward passes changes. A checksum of the tensors on
+    which the statistics depend detects changes. The seed is for a generator on the CPU, whose numbers are the same for every
+    device.
     """
 
     seed: int

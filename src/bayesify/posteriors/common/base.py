@@ -277,8 +277,8 @@ class Posterior(nn.Module):
         """E_q[w] by name."""
 
     def mean_given(self, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """E_q[w] by name. Posteriors that run the network to compute this mean use the means `others` as the weights of the other
-        posteriors."""
+        """E_q[w] by name. Some posteriors run the network to compute this mean, with the means `others` as the weights of the
+        other posteriors."""
         return self.mean()
 
     @abstractmethod
@@ -313,7 +313,7 @@ class Posterior(nn.Module):
         return found
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Sum, over all filters of a kernel, of the covariance matrix of a filter's entries under q: [K, K].
+        """The covariance matrix of a filter's entries under q, summed over all filters of a kernel: [K, K].
 
         Args:
             weight: The kernel.

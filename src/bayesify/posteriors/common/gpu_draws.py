@@ -46,8 +46,8 @@ class CapturedDraws:
     A graph works on fixed memory. If gradients are off, the graph's results are copied to new memory. If gradients are on, the
     results are used in place. Only the training objective uses the results in place, because it does not store the draws. Until
     the backward pass of a training objective has run, the graph's memory is in use, and a second evaluation of the objective
-    draws without a graph. The random numbers are the same with and without a graph. Graphs belong to the memory of one network,
-    so copies of the network have none.
+    makes its draws without a graph. The random numbers are the same with and without a graph. Graphs belong to the memory of one
+    network, so copies of the network have none.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ def _kind(posterior: Posterior, request: DrawRequest) -> tuple[tuple[Any, ...], 
 
 
 def _follows(posterior: Posterior, request: DrawRequest) -> bool:
-    """Whether the graph recomputes values that a draw without a graph takes from the cache: this is done for a single draw from a
+    """Whether the graph recomputes values that a draw without a graph takes from the cache: true for a single draw from a
     posterior with few parameters."""
     return (
         request.num_draws == 1
@@ -234,8 +234,8 @@ class CapturedDraw:
 
 
 def _in_wide_numbers(target: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-    """If the alignment allows it and the rows of `source` have gaps between them, view two tensors of equal shape as 16-byte
-    elements. A plain copy of rows with gaps would move one number at a time."""
+    """View two tensors of equal shape as 16-byte elements, if their alignment allows it and if the rows of `source` have gaps
+    between them. A plain copy of rows with gaps would move one number at a time."""
     if target.dtype != source.dtype or source.is_contiguous() or not target.is_contiguous() or source.stride(-1) != 1:
         return target, source
     count = 16 // source.element_size()

@@ -31,9 +31,9 @@ def run_local(
     Weights that are used more than once get one draw for all examples. The result does not depend on when the posteriors find out
     that a weight is used more than once. If the first pass finds a weight that is used more than once, the pass is repeated from
     the same state of the caller's generator. A training run owns torch's global generators, so their state is restored too.
-    Outside a training run, other threads may use the global generators, so these generators are never reset. Instead, before the
-    first bound is computed, an extra pass on a copy of the network, with its hooks removed, finds the weights that are used more
-    than once. The extra pass is in evaluation mode, in which the network uses no random numbers.
+    Outside a training run, other threads may use the global generators, so these generators are never reset. Instead, an extra
+    pass finds the weights that are used more than once; it runs before the first bound is computed, on a copy of the network
+    without hooks. The extra pass is in evaluation mode, in which the network uses no random numbers.
 
     `compute` draws weights and runs the network on the inputs. `draw(generator=...)` makes one draw with separate noise for each
     example. The posteriors remember the weights that are used more than once. The network's buffers are reset before the first

@@ -1,4 +1,4 @@
-"""Inducing inputs of a network: checks of the user's inputs, their plain description, and their parameters."""
+"""Inducing inputs of a network: how they are checked, described as plain data, and stored as parameters."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -155,8 +155,8 @@ def first_examples(loader: Iterable[Any], count: int) -> tuple[Any, Tensor]:
 
 
 def _joined(parts: list[Any], count: int) -> Any:
-    """The first `count` examples of all batches. Torch's pytree functions fail here: they treat a Hugging Face batch as a
-    leaf."""
+    """All batches joined, cut to the first `count` examples. Torch's pytree functions fail here: they treat a Hugging Face batch
+    as a leaf."""
     if isinstance(parts[0], Mapping):
         return {key: _joined([part[key] for part in parts], count) for key in parts[0]}
     if isinstance(parts[0], (tuple, list)):

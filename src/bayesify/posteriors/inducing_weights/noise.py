@@ -148,7 +148,7 @@ def draw_by_kernels(
     seed: Tensor,
     low: bool,
 ) -> MutableMapping[str, Tensor]:
-    """For the same seed, the same draws as those of `conditional_draws`, as weights [S, *shape] by name.
+    """Drawn weights [S, *shape] by name; for the same seed, they equal the draws of `conditional_draws`.
 
     A block contains all layers whose U has the same size, grouped by the size of the layers. `given` contains the same values as
     the argument `blocks` of `conditional_draws`, but with only the noise $E_2$. If `low` is true, products with matrices as large

@@ -71,8 +71,8 @@ class InducingWeights(Posterior):
             correlates the layers (appendix H). The option requires `whiten=True` and the same number of columns of U in every
             layer.
         init_std: Standard deviation of U's stored entries before training, in units of the prior's standard deviation. By
-            default, the noise of U and the noise of W given U together give W a standard deviation of a tenth of the root mean
-            square of the layer's weights, or less in layers before a BatchNorm layer.
+            default, the noise of U and the noise of W given U are chosen so that W starts with a standard deviation of a tenth of
+            the root mean square of the layer's weights, or less in layers before a BatchNorm layer.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
 
     Raises:

@@ -209,7 +209,7 @@ class WalshHadamard(Posterior):
         return {name: weights[name] + base[name] if name in base else weights[name] for name in self.sizes()}
 
     def _draw_g(self, request: DrawRequest) -> tuple[list[Tensor], Tensor]:
-        """Draws of g for every group, [S, K, D] each, and the KL of all groups together, a scalar or [S]."""
+        """Draws of g for every group, [S, K, D] each; and the KL of all groups together, which is a scalar or [S]."""
         families = [self.family(size) for size in self.groups]
         shapes = [family.mean_value.shape for family in families]
         flat = request.normals([shape.numel() for shape in shapes], families[0].mean_value)

@@ -24,7 +24,7 @@ MAX_CDF_VALUES_PER_CHUNK = 2**18
 class Family(ABC):
     r"""A family of distributions of one number, and mixtures of S such distributions with equal weights.
 
-    Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and possible further axes.
+    Parameters are tensors that broadcast to [S, B, O]. Each family defines its parameters and any further axes that they have.
     `*parameters` are the tensors that the function `components` of a predictive returns.
     """
 
