@@ -523,7 +523,10 @@ def _settings(grids: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> s
             if "recipe" in row and key[0] in table["labels"]:
                 recipes.setdefault(row["recipe"], []).append(_short(table, "system", key[0]))
         common, *own = _training(recipes) or [""]
-        parts = [common.partition(": ")[2], *(one.removeprefix("Training of ").replace(":", "") for one in own)]
+        parts = [
+            common.partition(": ")[2],
+            *(one.removeprefix("Training of ").replace(":", " for") for one in own),
+        ]
         training = f" Training: {'; '.join(parts)}." if common else ""
         lines.append(f"- **{_capital(table['label'])}**: {table['about'].partition(', ')[0]}.{training}")
     return "\n".join(lines)

@@ -74,7 +74,7 @@ def snelson_above_mean_field(folder: Path) -> Verdict:
     """FSVI's uncertainty grows more away from the data than MFVI's."""
     found = _toy(folder, "snelson", "ratio", min)
     fsvi, mfvi = (" and ".join(f"{own[name]:.1f}" for own in found.values()) for name in ("fsvi", "mfvi"))
-    words = f"In the two settings, FSVI has ratios of {fsvi}, and MFVI has ratios of {mfvi}"
+    words = f"In the two settings, FSVI has ratios of {fsvi}. The ratios of MFVI are {mfvi}"
     return all(own["fsvi"] > own["mfvi"] for own in found.values()), words
 
 
@@ -105,9 +105,9 @@ def moons_ensemble(folder: Path) -> Verdict:
         setting: {name: 100 * share for name, share in own.items()}
         for setting, own in _toy(folder, "two_moons", "uncertain", statistics.fmean).items()
     }
-    shares = " and ".join(f"{own['ensemble']:.0f} %" for own in found.values())
+    shares = " to ".join(sorted({f"{own['ensemble']:.0f}" for own in found.values()}, key=float))
     return all(own["ensemble"] < 25 for own in found.values()), (
-        f"In the two settings, the ensemble is uncertain at {shares} of the points on the ring. The claim counts as shown if both "
+        f"In both settings, the ensemble is uncertain at {shares} % of the points on the ring. The claim counts as shown if both "
         "percentages are below 25 %"
     )
 

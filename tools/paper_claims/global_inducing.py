@@ -173,5 +173,5 @@ def above_earlier_work(folder: Path) -> Verdict:
     earlier = published("global_inducing")["earlier_work"]
     return found > max(earlier.values()), (
         f"Our accuracy is {found:.2f} % (one seed, SpatialIWPrior). The accuracies of earlier work in percent are "
-        f"{listed(earlier, 1)}"
+        f"{', '.join(f'{accuracy:.1f} ({work})' for work, accuracy in earlier.items())}"
     )
