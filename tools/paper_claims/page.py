@@ -173,10 +173,12 @@ def _told(one: Entry) -> str:
         "ours": "{} comparisons hold",
         "fails": "The claim fails {}",
         "not_run": "We did not run {}",
-        "paper": "In the paper, {} comparisons hold",
         "remark": "{}",
+        "paper": "In the paper, {} comparisons hold",
     }
     told = {key: text.format(brief[key]) for key, text in words.items() if brief[key]}
+    if "remark" in told:  # which says why nothing was run
+        told.pop("not_run", None)
     if brief["other"]:
         name, held = brief["other"]
         mixed = _plain(f"With the {name}, {held} comparisons hold")
