@@ -687,7 +687,7 @@ def _which(key: str, note: str, own: list[Cell]) -> str:
     if len(tables) <= MAX_NAMED and sum(cell["table"] in tables for cell in alike) == len(about) < len(alike):
         return f"**{'; '.join(dict.fromkeys(name.partition(':')[0] for name in tables))}**: "
     if len(about) == len(alike):
-        return "**Cells that are not met**: " if key == "reason" else "**Cells with a number**: "
+        return "**Cells where we miss the paper's number**: " if key == "reason" else "**Cells with a number**: "
     return f"**{_grouped(about, own) or 'Other cells without a number'}**: "
 
 
@@ -727,7 +727,7 @@ def _decimals(number: float) -> int:
 def _claims(own: list[Cell]) -> str:
     counts = Counter(one["shown"] for one in own)
     told = ", ".join(f"{counts[shown]} {word}" for shown, word in status.VERDICTS.items() if counts[shown])
-    return f"Our verdicts on the [claims](claims.md) of this experiment are: {told}.\n"
+    return f"[Claims](claims.md) of this experiment: {told}.\n"
 
 
 def _text(cell: Cell) -> str:

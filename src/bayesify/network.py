@@ -54,7 +54,7 @@ Kind = TypeVar("Kind", bound=Predictive, default=Predictive, covariant=True)
 class Road:
     """The code path that makes and runs the draws of one network. The network chooses this path once and keeps it.
 
-    On a CPU each posterior draws directly. On a GPU, a posterior whose draws can be captured draws through CUDA graphs.
+    On a CPU each posterior draws directly. On a GPU, a posterior uses CUDA graphs for its draws if the draws can be captured.
     The attribute `runner` decides everything about the network's own modules: whether they are copied, whether draws use `vmap`
     or a loop, and how many rows fit into a memory budget. The network makes a new `Road` if its module or a posterior is
     replaced, or if the type of the device changes. A copied or unpickled network has no `Road` at first.

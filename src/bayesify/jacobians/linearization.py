@@ -56,7 +56,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class FeatureCost:
-    """Memory that one example needs if all derivatives follow from the inputs of the last layer."""
+    """Memory that one example needs if all derivatives are functions of the last layer's inputs."""
 
     activations: float  # approximate number of bytes that a pass without derivatives holds at once
     inputs: int  # number of inputs of the layer
@@ -168,7 +168,7 @@ class Jacobians:
         return self._certified[several] if several in self._certified else self._ending[several]
 
     def features(self, args: Args, kwargs: Kwargs) -> Features | None:
-        """Features of a batch from one plain pass, if all derivatives follow from the inputs of the network's last layer.
+        """Features of a batch, computed in one plain pass. All derivatives must be functions of the last layer's inputs.
 
         Returns:
             The features. `None` if the weights do not belong to one linear map or convolution, if the layer is called more than

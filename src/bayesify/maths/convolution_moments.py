@@ -269,7 +269,7 @@ def _row_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Tensor]:
-    """Views of the part of a map [G, C, *n] that each kernel position sees at stride 1 without padding."""
+    """For each kernel position, a view of the part of a map [G, C, *n] that it sees at stride 1 without padding."""
     found = []
     for offset in geometry.offsets:
         window = total

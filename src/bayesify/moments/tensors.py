@@ -51,8 +51,8 @@ class Value:
     `responses`).
 
     `channels` gives the kind of each axis: -1 for the batch, 0 for positions, and n > 0 for channels of n consecutive positions
-    each. If these units are a nondecreasing function of other units, `before` holds those units and the function, so that maximum
-    pooling can be applied before the function. Two values whose `stem` attributes overlap are strongly correlated.
+    each. If the units are f(v) for other units v and a nondecreasing function f, `before` holds v and f. Maximum pooling
+    can then be applied to v, before f. Two values whose `stem` attributes overlap are strongly correlated.
     """
 
     mean: Tensor  # [B, ...]

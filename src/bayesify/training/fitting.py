@@ -131,7 +131,7 @@ def fit(
         average: Decay per step of an exponential average of the parameters, such as 0.999. Pass an `Average` to start averaging
             after a part of the run, or to take a plain mean. The average replaces the parameters for validation and at the end.
             Each replacement in a network with BatchNorm needs a pass over the training data, for the statistics of the average.
-            Callbacks see the unaveraged parameters. If a run ends with an error, the model also has the unaveraged parameters.
+            Callbacks see the unaveraged parameters. A run that ends with an error leaves the unaveraged parameters in the model.
 
     Returns:
         One entry per epoch; see `History`. The history's `findings` list problems, each with a remedy: training has not

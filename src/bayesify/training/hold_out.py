@@ -183,8 +183,8 @@ class _Halves:
         self._outputs: Tensor | None = None
 
     def look(self, scores: Tensor, outputs: Tensor) -> None:
-        """For each half, store the outputs [R, B, O] of the networks that improved on the other half. `scores` [R, B] has the
-        score of each held-out row of each network."""
+        """For each half, store the outputs [R, B, O] of the networks whose score on the other half improved. `scores` [R, B]
+        has the score of each held-out row of each network."""
         kept = outputs.clone() if self._outputs is None else self._outputs
         for best, (scored, told) in zip(self._best, self._parts, strict=True):
             score = (scores * self._weights * scored).mean(1)
