@@ -79,6 +79,26 @@ def test_a_class_that_no_other_fold_has_keeps_the_probabilities() -> None:
     assert found[1 + folds[7]] < 0.8
 
 
+def test_sharper_probabilities_can_lower_the_loss_of_overconfident_predictions() -> None:
+    """The rows are right less often than their probabilities say, but the wrong rows are unsure. The log-loss falls."""
+    margins = np.concatenate((np.full(80, 3.0), np.full(20, 0.5)))
+    logits, y = np.stack((margins, np.zeros(100)), 1), np.repeat([0, 1], [80, 20])
+    rows = Rows(np.zeros((100, 1)), y, np.ones(100))
+    assert (y == 0).mean() < (1 / (1 + np.exp(-margins))).mean()
+    temperature = _fitted(logits, rows, np.arange(100) % NUM_FOLDS)[0]
+    assert temperature < 1
+    loss, sharper = (_penalized(logits, rows, log) - log**2 / (2 * 0.35**2) for log in (0.0, np.log(temperature)))
+    assert sharper < loss
+
+
+@pytest.mark.parametrize("heavy", [1.0, 1e16, 1e30])
+def test_the_temperature_of_the_other_folds_does_not_depend_on_a_fold(heavy: float) -> None:
+    logits, rows, folds = _held_out(2.0)
+    others, scale = folds != 2, np.where(folds == 2, heavy, 1.0)
+    weighted = _fitted(logits, Rows(rows.x, rows.y, scale * rows.weights), folds)
+    assert weighted[3] == _fitted(logits[others], rows[others], folds[others])[0]
+
+
 def _separable() -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(0).standard_normal((90, 3))
     return x, (x[:, 0] > 0.4).astype(int) + (x[:, 0] > -0.4)
@@ -96,7 +116,7 @@ def test_the_last_layer_contains_the_temperature(monkeypatch: pytest.MonkeyPatch
         held_out.append(held.probs)
         loss = -np.log(held.probs[np.arange(len(y)), y]).mean()
         assert model.choices_["out_of_fold"]["log_loss"] == pytest.approx(loss, rel=1e-6)
-        notes = [note for note in model.choices_["left_out"] if "temperature 0.50" in note]
+        notes = [note for note in model.choices_["left_out"] if "temperature 0.50), because this lowers" in note]
         assert len(notes) == (temperatures[0] < 1)
     torch.testing.assert_close(outputs[1], 2 * outputs[0], rtol=1e-12, atol=0)
     fourth = held_out[0] ** 4  # each fold is scored at the temperature 1/4 of the other folds

@@ -775,8 +775,8 @@ def _sharpened(fitted: FittedTable, chosen: _Members, rows: Rows) -> FittedTable
             for value in model.posterior.value.values()[-2:]:  # weight and bias of the last layer
                 value /= temperature
         notes += (
-            f"Probabilities are more extreme than the networks' own probabilities (temperature {temperature:.2f}), because "
-            "out-of-fold predictions were right more often than their probabilities said.",
+            f"The probabilities of each network were made more extreme (temperature {temperature:.2f}), because this lowers "
+            "the log-loss of out-of-fold predictions.",
         )
     found = found.map_outputs(lambda logits: logits / temperatures[1:][torch.from_numpy(chosen.folds), None])
     report = replace(fitted.report, out_of_fold=_score_classes(found, rows), notes=notes)
@@ -796,8 +796,10 @@ def fit_temperatures(found: ClassificationPredictive, rows: Rows, folds: np.ndar
     y, weights, fold_of_row = (torch.from_numpy(each) for each in (rows.y, rows.weights, folds))
     losses = [torch.bincount(fold_of_row, -weights * rescale(found, log.exp()).log_prob(y)) for log in logs]
     by_fold = torch.stack(losses)  # [NUM_TEMPERATURES, K]
+    # Sum the other folds instead of subtracting a fold from the total: a fold with huge weights would cancel all digits.
+    others = 1 - torch.eye(by_fold.shape[1], dtype=by_fold.dtype)
     total, penalty = by_fold.sum(1, keepdim=True), logs.square() / (2 * LOG_TEMPERATURE_STD**2)
-    return logs.exp()[(torch.cat((total, total - by_fold), 1) + penalty[:, None]).argmin(0)]
+    return logs.exp()[(torch.cat((total, by_fold @ others), 1) + penalty[:, None]).argmin(0)]
 
 
 def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recalibration, EmptyCells]:
