@@ -326,7 +326,7 @@ def test_a_column_that_is_not_there_counts_as_empty_where_training_had_empty_cel
     assert rows_of(tmp_path / "absent.out") == rows_of(tmp_path / "empty.out")
 
 
-@pytest.mark.parametrize(("name", "hinted"), [("AREA", True), ("arrea", True), ("weight", False)])
+@pytest.mark.parametrize(("name", "hinted"), [("AREA", True), ("arrea", True), ("aera", True), ("weight", False)])
 def test_a_missing_column_that_may_have_another_name_in_the_table(regression, tmp_path, name, hinted):
     table(1).rename(columns={"area": name}).to_csv(tmp_path / "new.csv", index=False)
     done = run("predict", regression, tmp_path / "new.csv", "--out", tmp_path / "new.out")

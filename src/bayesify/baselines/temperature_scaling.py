@@ -284,8 +284,8 @@ def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
         )
     best = int(values.nan_to_num(nan=math.inf).argmin())
     if best in (0, NUM_GRID_POINTS - 1):
-        bound, perfect = math.exp(float(grid[best])), "every validation example is predicted correctly"
-        why = perfect if best == 0 else "the outputs carry no information about the targets"
+        bound, extreme = math.exp(float(grid[best])), "probabilities as extreme as possible fit the data best"
+        why = extreme if best == 0 else "the outputs carry no information about the targets"
         remedy = "use more validation data, or check the model"
         warnings.warn(f"TemperatureScaling: {what} reached its bound {bound:g}, because {why}; {remedy}", stacklevel=3)
         return bound

@@ -169,7 +169,9 @@ def search_precision(score: Score, base: float, grid: Sequence[float], num_fine:
         best = best_of(scores)
     chosen, finding = candidates[best], None
     if len(candidates) > 1 and best in (0, len(candidates) - 1):
-        end, remedy = ("smallest", "more or other weights") if best == 0 else ("largest", "fewer weights")
+        end, remedy = "smallest", "more or other weights"
+        if best > 0:
+            end, remedy = "largest", "use the plain network if this precision leaves almost no uncertainty"
         sentence = (
             f"the best prior precision, {chosen:.3g}, is the {end} value that was tried, and a better value may lie "
             "beyond it"

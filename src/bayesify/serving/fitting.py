@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HELD_OUT_FRACTION = 5
 """To score a named method, one in this many rows is held out."""
 MIN_ROWS = 20
-OUT_OF_FOLD = "all rows, each predicted by a network that had not seen it"
+OUT_OF_FOLD = "all rows, each predicted by a model that had not seen it"
 MAX_TEXTS = 20
 """Maximum number of texts of a column that the folder lists."""
 NUM_KNOTS = 21

@@ -38,7 +38,7 @@ UNUSUAL_SHARE = 0.01
 """About this share of rows like the training rows is marked as unusual."""
 MAX_TYPICAL_CELLS = 10
 """Maximum number of cells that are printed of the typical row."""
-RENAMED_SIMILARITY = 0.8
+RENAMED_SIMILARITY = 0.75
 """Minimum similarity of names, regardless of case, for a warning that a missing column may have another name in the table."""
 _Answers = tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]], Scores]
 
