@@ -41,7 +41,7 @@ def exact_outcomes(seed: int) -> dict[str, Outcome]:
 def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
     r"""A sentence that says how far an outcome is from the exact outcome.
 
-    For a regression, the distance at an input is $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$, averaged over the grid. This
+    For a regression, the distance is the mean of $\sqrt{(\mu - \mu_*)^2 + (\sigma - \sigma_*)^2}$ over the grid. The square root
     is the 2-Wasserstein distance between Gaussians with the means and epistemic standard deviations of the two outcomes. For a
     classification, the distance is the mean absolute difference between the two outcomes' probabilities.
     """

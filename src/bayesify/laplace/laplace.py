@@ -833,7 +833,7 @@ class Laplace(Drawable):
         return True
 
     def _curved(self, subset: Subset) -> Subset:
-        """The weights whose curvature the posterior over a subset needs."""
+        """The weights whose curvature is needed for the posterior over a subset."""
         return Subset.trained(self.network, self.weights) if self.marginal else subset
 
     def _covariance_from(

@@ -5,11 +5,12 @@ stride s, dilation d and padding p. Hence
 
 $$ (A^\top A)_{(c, a), (e, b)} = \sum_{m, t} x_{mc}(s t + d a - p)\, x_{me}(s t + d b - p). $$
 
-At stride 1, the entry of $A^\top A$ for kernel positions a and b is the correlation of maps at lag $d (b - a)$. This correlation
-leaves out the few positions at the borders that only one of the kernel positions a and b reaches. The correlations come from
-Fourier transforms (`correlate`), and the border strips are subtracted. With a larger stride, patches are extracted and multiplied
-for a few examples at a time. For the gradient, the patches are extracted again. For every stride, the computation needs only the
-memory of a few maps (Ober & Aitchison 2021, section 2.2).
+At stride 1, the entry of $A^\top A$ for kernel positions a and b is the correlation of maps at lag $d (b - a)$. This
+correlation leaves out the few positions at the borders that only one of the kernel positions a and b reaches. The
+correlations of whole maps come from Fourier transforms (`correlate`), and the products at these border positions are
+subtracted. With a larger stride, patches are extracted and multiplied for a few examples at a time. For the gradient, the
+patches are extracted again. For every stride, the computation needs only the memory of a few maps (Ober & Aitchison 2021,
+section 2.2).
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class LocalInducing(Posterior):
         return self._stored(root.mT @ root)
 
     def spatial_covariance(self, weight: Weight, variance: Tensor, positions: int) -> Tensor:
-        """Sum of Sigma's diagonal blocks that belong to filters, times the number of rows."""
+        """Sum of the diagonal blocks of Sigma, one block per input channel, times the number of rows of `[W b]`."""
         layer = next(layer for layer in self.layers if weight in layer.weights)
         blocks = self.covariance(layer)[: weight.matrix_shape[1], : weight.matrix_shape[1]]
         blocks = blocks.unflatten(0, (-1, positions)).unflatten(-1, (-1, positions))  # [c, K, c, K]

@@ -49,7 +49,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def can_take_rows(network: nn.Module, weights: Mapping[str, Weight]) -> bool:
-    """Whether all drawn weights belong to plain linear layers, which are the only layers that keep the rows of draws apart."""
+    """Whether all drawn weights belong to plain linear layers, the only layers that can apply each draw to its own rows."""
     return all(type(owner_of(network, name)[0]).forward is nn.Linear.forward for name in weights)
 
 

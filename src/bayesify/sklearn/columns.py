@@ -49,9 +49,10 @@ class Columns(Plain):
     ) -> tuple[Self, np.ndarray]:
         """Learn the rules from training rows; return the rules and the rows' inputs, [N, D].
 
-        Rows of weight 0 are ignored, and their inputs are zeros. If the table is small enough for `merge_rows`, rows with the
-        same cells and the same targets y [N, ...] count as one row. The function `score` maps targets and row weights to scores
-        [N, K]. If `score` and y are given, a text column with many levels is also encoded by the mean score of each level.
+        Nothing is learned from rows of weight 0, and the returned inputs of these rows are 0. If the table is small enough
+        for `merge_rows`, rows with the same cells and the same targets y [N, ...] count as one row. The function `score` maps
+        targets and row weights to scores [N, K]. If `score` and y are given, a text column with many levels is also encoded
+        by the mean score of each level.
 
         Raises:
             InputError: If two columns have the same name, if a column has mixed contents, or if no column is usable.

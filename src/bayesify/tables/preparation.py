@@ -36,7 +36,7 @@ class Preparation(Plain):
         low: Lower limit of each number, [D].
         high: Upper limit of each number, [D].
         marked: Indices of number columns that have a further input, which marks missing cells.
-        full: Indices of categories without empty cells in the training rows.
+        full: Indices of the categorical columns that have no empty cells in the training rows.
         levels: For each categorical column, the codes of the levels that have their own network input.
         kept: Whether each input varies over the training rows.
         means: For each category, the mean scores of its levels and of empty cells, [levels + 1, K]; empty for a category with few

@@ -150,7 +150,7 @@ class Checkpoint:
                 "a whole number of steps and 5 sums"
             )
         if given.keys() != Position.__dataclass_fields__.keys():
-            raise ValueError("the position of the run in the checkpoint has unexpected entries")
+            raise ValueError("the checkpoint does not say as expected how far the run had come")
         if given["best"] is not None:
             float(given["best"])
         return Position(**given), steps, sums
