@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import copyreg
 import gc
+import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # torch's threads do not survive a fork, and tests run in parallel anyway
 
 
 def pytest_configure(config: pytest.Config) -> None:
