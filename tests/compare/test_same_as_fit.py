@@ -32,7 +32,10 @@ def write_table(path):
     return frame
 
 
-@pytest.mark.parametrize(("target", "other", "task"), [("y", "label", "regression"), ("label", "y", "classification")])
+@pytest.mark.parametrize(
+    ("target", "other", "task"),
+    [pytest.param("y", "label", "regression", marks=pytest.mark.slow), ("label", "y", "classification")],
+)
 def test_a_comparison_prints_what_fit_gives(target, other, task, tmp_path, monkeypatch):
     """The tolerance is for splits that train together: sums in another order change the last digits of a few steps."""
     monkeypatch.setattr("bayesify.compare.question.DEFAULT_RIVALS", ("constant",))

@@ -106,6 +106,7 @@ def test_minibatches_end_at_the_solutions_of_conjugate_gradients(kind: str, left
     assert float((many - exact).norm()) < 0.3 * float((few - exact).norm())
 
 
+@pytest.mark.slow
 def test_the_defaults_reach_the_exact_draws() -> None:
     net, likelihood, data = problem("classes")
     jacobian = jacobian_at(net, data[0] + 0.1).flatten(0, 1)

@@ -46,6 +46,7 @@ def test_chains_of_a_problem_meet_its_closed_form_and_go_on(tmp_path: Path, monk
     assert told["r_hat"] < 1.3
 
 
+@pytest.mark.slow
 def test_rows_of_exact_and_other_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(truth, "STORED_DRAWS", 200)
     truth.collect(tmp_path, ["linear"], tmp_path)

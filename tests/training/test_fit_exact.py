@@ -43,6 +43,7 @@ def decay(optimizer):
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.01 ** (1 / 500))
 
 
+@pytest.mark.slow
 def test_full_covariance_reaches_the_exact_posterior():
     x, y = regression()
     bnn = linear(posteriors.FullCovariance(init_std=0.1))
