@@ -450,7 +450,7 @@ def _group_norm(x: Moments, groups: int, weight: Any = None, bias: Any = None, e
     _fixed("group normalization", weight, bias)
     value = nonlinear(value_of(x), "group normalization")
     if value.channels != (-1, 1, *[0] * (x.ndim - 2)):
-        raise NoRule("group normalization supports only maps [B, C, ...] with random channels")
+        raise NoRule("group normalization supports only inputs [B, C, ...] whose channels are random variables")
     shape = (len(value.mean), groups, x.shape[1] // groups, -1)
     weight, bias = (None if part is None else part.view(-1, *[1] * (x.ndim - 2)) for part in (weight, bias))
     return _normalize(value, shape, weight, bias, eps, "group normalization", 1.0, max(ESTIMATED, value.doubt))

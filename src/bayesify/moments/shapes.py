@@ -264,7 +264,7 @@ def _average(pool: Callable[..., Tensor], is_adaptive: bool) -> None:
 def _maps(x: Moments) -> Value:
     value = value_of(x)
     if x.ndim < 3 or value.channels != (-1, 1, *[0] * (x.ndim - 2)):
-        raise NoRule("pooling supports only maps [B, C, ...] with random channels")
+        raise NoRule("pooling supports only inputs [B, C, ...] whose channels are random variables")
     return value
 
 
