@@ -120,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program.choice("dataset", (name for name in OUTSIDE_SETS if name != SYNTHETIC), default="fashion_mnist")
     program.choice("systems", ("mfvi", "fsvi", "map"))
     program.choice("prior", PRIOR_NAMES, default=PRIOR_NAMES[0])
+    program.choice("precision", ("float32", "bf16"), default=defaults.precision)
     program.option(seeds=3, context=MAIN_CONTEXT, prior_variance=PRIOR_VARIANCE, init_std=INIT_STD, ablation=True)
     usual = ("epochs", "batch", "draws", "learning_rate", "augment", "kl_free", "patience")
     program.option(**{name: getattr(defaults, name) for name in usual})

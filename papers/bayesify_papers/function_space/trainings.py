@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -58,6 +58,7 @@ class Training:
         patience: Number of epochs that mean-field inference continues without a better NLL on a held-out tenth of the training
             images. It then returns to the best epoch. With 0 it does not stop early.
         augment: Whether to mirror and shift training images at random, as is usual for photographs.
+        precision: Floating-point precision of the network in training.
         dataset: A key of `OUTSIDE_SETS`.
         outside: Out-of-distribution images; by default the paper's.
         folder: Folder of the files; by default the environment variable `BAYESIFY_DATA`.
@@ -81,6 +82,7 @@ class Training:
     kl_free: float = 0.25
     patience: int = 0
     augment: bool = False
+    precision: Literal["float32", "bf16"] = "float32"
     dataset: str = "fashion_mnist"
     outside: str = ""
     folder: str | None = None
@@ -161,6 +163,7 @@ def train(job: Training, given: ImageProblem) -> Trained:
         scheduler=falling_late(job.epochs),
         kl_schedule=KLSchedule(job.epochs * job.kl_free if job.system == "mfvi" else 0.0),
         num_draws=1,
+        precision=job.precision,
         seed=job.seed,
         progress=False,
         **stopping,
