@@ -27,7 +27,7 @@ from bayesify import ClassificationPredictive, RegressionPredictive, likelihoods
 from bayesify.deep_gp.model import ProcessPredictive
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.families.base import Family
-from bayesify.predictive.gaussian import OutputGaussian
+from bayesify.predictive.gaussian import Link, OutputGaussian
 from bayesify.predictive.transformed import TargetTransform, TransformedPredictive, TransformName
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.units import UnitsPredictive
@@ -389,23 +389,27 @@ def test_every_class_is_built() -> None:
 def classifications() -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, law in CLASSES.items():
-        f = 2 * noise(4, 5, 3, seed=1)
+        f = 2 * noise(4, 50, 3, seed=1)
         found[name] = law().double().predictive(Outputs(kept=f))
-        root = noise(5, 3, 3, seed=2)
-        for link in ("mc", "probit", "bridge"):
-            found[f"{name}-{link}"] = law().double().closed_form(OutputGaussian(f[0], root @ root.mT, 0), link)
+        for scale in (0.1, 1.0, 10.0):
+            root = scale * noise(50, 3, 3, seed=2)
+            outputs = OutputGaussian(f[0], root @ root.mT, 0)
+            for link in get_args(Link):
+                found[f"{name}-{link}-{scale:g}"] = law().double().closed_form(outputs, link)
     return found
 
 
 @pytest.mark.parametrize("name", classifications())
 def test_classes(name: str) -> None:
-    """Probabilities add up to 1, `log_prob` of every label is theirs, labels and entropies follow."""
+    """Probabilities add up to 1, `log_prob` of every label is theirs, labels follow, and the two parts of the entropy add up."""
     predictive = classifications()[name]
     probs = predictive.class_probs
     torch.testing.assert_close(probs.sum(-1), torch.ones_like(probs[..., 0]))
     torch.testing.assert_close(predictive.entropy, stats_entropy(probs))
     assert torch.equal(predictive.labels, probs.argmax(-1))
-    assert bool((predictive.mutual_information >= 0).all())
+    parts = predictive.mutual_information, predictive.aleatoric_entropy
+    torch.testing.assert_close(sum(parts), predictive.entropy)
+    assert all(bool((part >= 0).all()) for part in parts)
     outputs = probs.shape[1] if probs.ndim == 3 else 1
     labels = torch.cartesian_prod(*[torch.arange(probs.shape[-1])] * outputs).view(-1, outputs)
     total = torch.zeros(len(probs), dtype=torch.float64)

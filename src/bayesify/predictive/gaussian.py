@@ -352,8 +352,8 @@ class GaussianClassPredictive(ClassificationPredictive):
     - `"bridge"`: the mean of the Dirichlet distribution that matches the Gaussian (Hobbhahn et al. 2022),
       $\alpha_k = \frac{1}{v'_k} (1 - \frac2K + \frac{e^{m'_k}}{K^2} \sum_j e^{-m'_j})$.
 
-    Whatever the link, `aleatoric_entropy` and `mutual_information` are computed from the draws of `"mc"`. The draws in the
-    property `outputs` use other noise than the draws of `"mc"`.
+    Whatever the link, `entropy` is the entropy of the probabilities. The draws of `"mc"` give the shares of `aleatoric_entropy`
+    and `mutual_information` in this entropy. The draws in the property `outputs` use other noise than the draws of `"mc"`.
 
     Args:
         outputs: The Gaussian over outputs.
@@ -392,14 +392,18 @@ class GaussianClassPredictive(ClassificationPredictive):
         return log_probs.view(mean.shape), entropy.view(mean.shape[:-1])
 
     @property
-    def aleatoric_entropy(self) -> Tensor:
-        return self._integrals[1]
+    def mutual_information(self) -> Tensor:
+        """The part of `entropy` that comes from the disagreement between draws, in nats: [B], or [B, O]. The part has the same
+        share of the whole as in the draws of the link `"mc"`, so it is never negative and never above `entropy`."""
+        log_probs, inside = self._integrals
+        whole: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
+        share = (whole - inside).clamp_min(0.0) / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+        return share * self.entropy
 
     @property
-    def mutual_information(self) -> Tensor:
-        log_probs, entropy = self._integrals
-        whole: Tensor = torch.special.entr(log_probs.exp()).sum(-1)
-        return (whole - entropy).clamp_min(0.0)
+    def aleatoric_entropy(self) -> Tensor:
+        """Entropy minus mutual information in nats: [B], or [B, O]."""
+        return self.entropy - self.mutual_information
 
 
 def _one_by_one(residual: Tensor, censored: Tensor, factor: Tensor, nodes: int) -> Tensor:
