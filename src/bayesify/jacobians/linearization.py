@@ -90,7 +90,6 @@ class Jacobians:
         self.output = output
         self.check_deterministic()
         self._certified: dict[bool, Uses] = {}
-        self._ending: dict[bool, Uses] = {}
         self._costs: dict[Any, Cost] = {}
         self._feature_costs: dict[Any, FeatureCost] = {}
         self._may_end = True  # whether the layer of the weights may be the end of the network
@@ -154,19 +153,6 @@ class Jacobians:
             self._certified[several] = self._certify(args, kwargs, values)
         return self._certified[several]
 
-    def _known_end(self, args: Args, kwargs: Kwargs, alone: Tensor | None = None) -> Uses:
-        """The valid rules for a layer whose outputs are the network's outputs.
-
-        The comparison with automatic differentiation uses the examples in one order only. Another order would only reveal a
-        network that sorts its examples, and such a network does not return the layer's outputs.
-        """
-        several = batch_size(args, kwargs) > 1
-        if several not in self._certified and several not in self._ending:
-            few = spread_rows(args, kwargs, NUM_WITNESSES)
-            with full_float32() if torch.cuda.is_available() else nullcontext():
-                self._ending[several] = self._agreeing(self._candidates, *few, {}, alone)
-        return self._certified[several] if several in self._certified else self._ending[several]
-
     def features(self, args: Args, kwargs: Kwargs) -> Features | None:
         """Features of a batch, computed in one plain pass. All derivatives must be functions of the last layer's inputs.
 
@@ -176,7 +162,7 @@ class Jacobians:
         """
         if not self._may_end:
             return None
-        return self._features_by(self._known_end(args, kwargs), args, kwargs)
+        return self._features_by(self._known_uses(args, kwargs, {}), args, kwargs)
 
     def _features_by(self, uses: Uses, args: Args, kwargs: Kwargs) -> Features | None:
         """`features` with given rules; `None` if the rules do not belong to one layer."""
@@ -192,11 +178,9 @@ class Jacobians:
         if not self._may_end:
             return None
         if key not in self._feature_costs:
-            # One pass measures the cost and gives the output of the first example alone, for `_agreeing`.
-            first = next(split_rows(*spread_rows(args, kwargs, NUM_WITNESSES), 1))
-            with full_float32() if torch.cuda.is_available() else nullcontext(), CountBytes() as counter:
-                found = self._features_by(self._candidates, *first)
-            if found is None or self._known_end(args, kwargs, found.outputs).keys() != self._candidates.keys():
+            with CountBytes() as counter:
+                found = self._features_by(self._candidates, *next(split_rows(args, kwargs, 1)))
+            if found is None or self._known_uses(args, kwargs, {}).keys() != self._candidates.keys():
                 self._may_end = False
                 return None
             # Without derivatives, most activations are freed immediately.
@@ -303,13 +287,8 @@ class Jacobians:
                 return uses
             return self._agreeing(uses, *map_rows(lambda leaf: leaf.flip(0), args, kwargs), values)
 
-    def _agreeing(
-        self, uses: Uses, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor], alone: Tensor | None = None
-    ) -> Uses:
-        """The rules whose gradients agree with automatic differentiation, for a loss over the first half of the given examples.
-
-        `alone` is the network's output for a batch that contains only the first example, if this output is known.
-        """
+    def _agreeing(self, uses: Uses, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
+        """The rules whose gradients agree with automatic differentiation, for a loss over the first half of the given examples."""
         fixed = {name: value.detach() for name, value in values.items()}
         weights = {name: self.value(name, fixed).detach().clone().requires_grad_() for name in self.names}
         call = self._call({**fixed, **weights}, args, kwargs)
@@ -319,9 +298,8 @@ class Jacobians:
         count = passed.outputs.shape[0]
         half = (count + 1) // 2
         vector[half:] = 0
-        if alone is None:
-            with torch.no_grad():
-                alone = self._call(fixed, *next(split_rows(args, kwargs, 1)))(self.runner)
+        with torch.no_grad():
+            alone = self._call(fixed, *next(split_rows(args, kwargs, 1)))(self.runner)
         _check_apart(passed.outputs.detach(), alone)
         pulled, exact = passed.pull_with(vector, list(weights.values()))
         truth = dict(zip(weights, exact, strict=True))
@@ -335,7 +313,7 @@ class Jacobians:
         kept: Uses = {}
         for name, own in uses.items():
             try:
-                parts = [pulled.rows(slice(row, row + 1)).dense(own) for row in range(half)]
+                parts = [pulled.rows(slice(row, row + 1)).gradient(own) for row in range(half)]
                 found: Any = None if parts[0] is None else sum(part[0, 0] for part in parts if part is not None)
                 right = (found is None or found.shape == truth[name].shape) and agrees(name, found)
                 if right and pulled.stays_within(own, half, count):
@@ -411,12 +389,6 @@ class Linearization:
         eye = torch.eye(size, dtype=self.outputs.dtype, device=self.outputs.device)
         return eye.reshape(size, 1, *shape[1:]).expand(size, *shape)
 
-    def by_example(self, names: Sequence[str], vectors: Tensor) -> dict[str, Tensor]:
-        """Gradients with respect to the weights that have no rule: a dict from names to tensors [K, B, *shape]."""
-        own = self.jacobians
-        values = {**self.values, **{name: own.value(name, self.values) for name in names}}
-        return example_gradients(own.runner, values, self.args, self.kwargs, vectors, own.output)
-
 
 class Gradients:
     r"""Gradients $v_{kb}^\top J_b$ for K vectors [K, B, ...] and B examples, for all or chosen entries of a weight."""
@@ -441,14 +413,14 @@ class Gradients:
         uses = self.uses(name)
         if not uses:
             return self._general(name)
-        return self._or_zero(self._pulled.dense(uses), self._weights[name].shape)
+        return self._or_zero(self._pulled.gradient(uses), self._weights[name].shape)
 
     def columns(self, name: str, index: Tensor) -> Tensor:
         """Gradients [K, B, n] with respect to n entries of a weight; `index` [n] contains the flat indices of these entries."""
         uses = self.uses(name)
         if not uses:
             return self._general(name).reshape(*self.shape, -1)[..., index]
-        return self._or_zero(self._pulled.columns(uses, index), index.shape)
+        return self._or_zero(self._pulled.gradient(uses, index), index.shape)
 
     def sum_of_squares(self, name: str, memory: int, index: Tensor | None = None) -> Tensor:
         """Squared gradients with respect to a weight, summed over vectors and examples: [numel], or [n] for `index` [n]."""
@@ -466,8 +438,11 @@ class Gradients:
         return self._pulled.of(self.uses(name))
 
     def _general(self, name: str) -> Tensor:
-        if name not in self._by_example:
-            self._by_example = self._linearization.by_example(self._linearization.general, self._vectors)
+        if not self._by_example:
+            point, own = self._linearization, self._linearization.jacobians
+            values = {**point.values, **{name: own.value(name, point.values) for name in point.general}}
+            inputs = point.args, point.kwargs
+            self._by_example = example_gradients(own.runner, values, *inputs, self._vectors, own.output)
         return as_float(self._by_example[name])
 
     def _or_zero(self, found: Tensor | None, shape: tuple[int, ...]) -> Tensor:

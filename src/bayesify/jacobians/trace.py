@@ -143,16 +143,17 @@ class Pulled:
             for _, kept, g in self.of(uses)
         )
 
-    def dense(self, uses: Sequence[Use]) -> Tensor | None:
-        """Gradient with respect to a weight, summed over its uses: [K, B, *shape]; `None` if outputs do not depend on it."""
-        return self._sum(uses, lambda use, kept, g: use.rule.dense(use.leaf, kept, g))
-
-    def columns(self, uses: Sequence[Use], index: Tensor) -> Tensor | None:
-        """Gradient with respect to some entries of a weight, given by flat index: [K, B, n]."""
-        return self._sum(uses, lambda use, kept, g: use.rule.columns(use.leaf, kept, g, index))
+    def gradient(self, uses: Sequence[Use], index: Tensor | None = None) -> Tensor | None:
+        """Gradient with respect to a weight, summed over its uses: [K, B, *shape], or [K, B, n] for the flat indices `index` [n];
+        `None` if the outputs do not depend on the weight."""
+        total = None
+        for use, kept, g in self.of(uses):
+            part = use.rule.dense(use.leaf, kept, g) if index is None else use.rule.columns(use.leaf, kept, g, index)
+            total = part if total is None else total + part
+        return total
 
     def sum_of_squares(self, uses: Sequence[Use], size: int, memory: int, index: Tensor | None = None) -> Tensor | None:
-        """Squares of the gradients in `dense`, or in `columns` if `index` is given, summed over vectors and examples.
+        """Squares of the entries of `gradient`, summed over vectors and examples.
 
         For a linear map that is applied once per example, one product of squared inputs and squared gradients suffices.
         For other layers, gradients are materialized for as many examples at a time as fit into `memory` bytes.
@@ -168,8 +169,7 @@ class Pulled:
         rows = max(1, memory // (16 * size * g.shape[0]))
         total = as_float(g).new_zeros(size if index is None else len(index))
         for start in range(0, g.shape[1], rows):
-            part = self.rows(slice(start, start + rows))
-            found = part.dense(uses) if index is None else part.columns(uses, index)
+            found = self.rows(slice(start, start + rows)).gradient(uses, index)
             if found is not None:
                 total = total + found.reshape(*found.shape[:2], -1).square().sum((0, 1))
         return total
@@ -183,13 +183,6 @@ class Pulled:
         """For each call of a layer: the inputs that its rule stored, and the gradients [K, B, ...]."""
         own = [(application.kept, g) for application, g in self._found if application.rule is rule]
         return own if self._index is None else [(kept[self._index], g[:, self._index]) for kept, g in own]
-
-    def _sum(self, uses: Sequence[Use], part: Callable[[Use, Tensor, Tensor], Tensor]) -> Tensor | None:
-        total = None
-        for call in self.of(uses):
-            term = part(*call)
-            total = term if total is None else total + term
-        return total
 
 
 def trace(
