@@ -7,7 +7,6 @@ defined below, give ranges.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import numbers
@@ -16,6 +15,7 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -23,6 +23,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from bayesify.arguments.suggestions import closest
 
 MAX_FLOAT32 = 3.4e38
 """Largest magnitude that float32 holds; larger numbers become infinite."""
@@ -226,11 +228,8 @@ def _owner(function: Any, args: tuple[Any, ...]) -> str:
 
 def _unknown(owner: str, name: str, names: set[str]) -> str:
     """Message for an unknown argument: the argument that the user probably meant, or all arguments."""
-    close = difflib.get_close_matches(name, names, 1)
-    meant = next(
-        (own for own, others in _NAMES_ELSEWHERE.items() if name in others and own in names),
-        close[0] if close else None,
-    )
+    elsewhere = (own for own, others in _NAMES_ELSEWHERE.items() if name in others and own in names)
+    meant = next(elsewhere, None) or closest(name, names, cutoff=0.6)
     remedy = f"use {meant} instead" if meant else f"it takes {', '.join(sorted(names - {'self'}))}"
     return f"{owner}: got an unexpected keyword argument {name!r}; {remedy}"
 
@@ -242,12 +241,12 @@ def _plan(function: Any, by_name: dict[str, Taker], accepted: set[str]) -> list[
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         accepted.update(parameter.name for parameter in parameters)
     for parameter in parameters:
-        take = None
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY, parameter.POSITIONAL_ONLY):
-            take = _taker(_evaluate(parameter.annotation, names))
-            if take is not None:
-                by_name[parameter.name] = take
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.POSITIONAL_ONLY):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        take = _taker(_evaluate(parameter.annotation, names))
+        if take is not None:
+            by_name[parameter.name] = take
+        if parameter.kind is not parameter.KEYWORD_ONLY:
             plan.append((parameter.name, take))
     return plan
 
@@ -278,9 +277,9 @@ def _taker(annotation: Any) -> Taker | None:
     if kind is Iterable:
         return _iterable
     if isinstance(kind, type) and issubclass(kind, Mapping):
-        return _mapping(_taker(parts[1]) if len(parts) == 2 else None)
+        return _collection("a dictionary", "value", Mapping, _taker(parts[1]) if len(parts) == 2 else None)
     if kind in (Sequence, list, tuple):
-        return _sequence(_taker(parts[0]) if parts else None)
+        return _collection("a list", "entry", Sequence | np.ndarray, _taker(parts[0]) if parts else None)
     says_nothing = kind in (object, Any, inspect.Parameter.empty) or getattr(kind, "_is_protocol", False)
     if not isinstance(kind, type) or says_nothing:
         return None
@@ -300,12 +299,10 @@ _WORDS: dict[type, str] = {
 def _whole(value: Any) -> Any:
     if type(value) is int:
         return value
-    if isinstance(value, bool | np.bool_ | Tensor):
-        return _Refused("an integer")
-    try:
-        return operator.index(value)
-    except TypeError:
-        return _Refused("an integer")
+    if not isinstance(value, bool | np.bool_ | Tensor):
+        with suppress(TypeError):
+            return operator.index(value)
+    return _Refused("an integer")
 
 
 def _real(value: Any) -> Any:
@@ -391,26 +388,15 @@ def _with_conditions(base: Taker | None, conditions: tuple[Any, ...]) -> Taker |
     return take
 
 
-def _sequence(entry: Taker | None) -> Taker:
+def _collection(words: str, part: str, kind: Any, entry: Taker | None) -> Taker:
     def take(value: Any) -> Any:
-        if isinstance(value, str | bytes) or not isinstance(value, Sequence | np.ndarray):
-            wanted = None if entry is None else entry(object())
-            return _Refused(f"a list, each entry {wanted.words}" if isinstance(wanted, _Refused) else "a list")
-        return _of_entries(value, value, entry, "a list, each entry")
+        fits = isinstance(value, kind) and not isinstance(value, str | bytes)
+        # An object that no entry can be: its refusal describes the entries.
+        entries = (value.values() if isinstance(value, Mapping) else value) if fits else [object()]
+        taken = () if entry is None else map(entry, entries)
+        refused = next((one for one in taken if isinstance(one, _Refused)), None)
+        if refused is not None:
+            return _Refused(f"{words}, each {part} {refused.words}", fits and refused.kind_fits)
+        return value if fits else _Refused(words)
 
     return take
-
-
-def _mapping(entry: Taker | None) -> Taker:
-    def take(value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return _Refused("a dictionary")
-        return _of_entries(value, value.values(), entry, "a dictionary, each value")
-
-    return take
-
-
-def _of_entries(value: Any, entries: Iterable[Any], entry: Taker | None, words: str) -> Any:
-    taken = () if entry is None else map(entry, entries)
-    refused = next((one for one in taken if isinstance(one, _Refused)), None)
-    return value if refused is None else _Refused(f"{words} {refused.words}", refused.kind_fits)
