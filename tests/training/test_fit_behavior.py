@@ -242,7 +242,7 @@ def test_device_moves_the_network():
         ({"patience": 2}, "needs validation data"),
         ({"learning_rate": 0.0}, "learning_rate=0.0"),
         ({"kl_weight": -0.1}, "kl_weight=-0.1"),
-        ({"precision": "float16"}, "use 'bf16'"),
+        ({"precision": "float16"}, "give 'float32' or 'bf16' .float16 is not supported"),
         ({"precision": "int8"}, "give 'float32' or 'bf16'"),
         ({"optimizer": lambda p: torch.optim.LBFGS(p)}, "LBFGS"),
         ({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1)}, "no parameter of this network"),

@@ -106,7 +106,7 @@ def test_gradients_that_are_not_finite_change_nothing(tmp_path, bad, fused, step
 def test_a_step_waits_for_nothing():
     """With a fused optimizer the host reads nothing of the device in the steps, once the objective looks at no values."""
     from bayesify.predictor import Trainable
-    from bayesify.training.arguments import Run, Settings
+    from bayesify.training.arguments import Run, Settings, Steps
     from bayesify.training.distributed import Processes
     from bayesify.training.schedules import KLSchedule
     from bayesify.training.step import Step
@@ -127,7 +127,7 @@ def test_a_step_waits_for_nothing():
             return -(self.net(batch.x) - batch.y).square().sum().view(1), self.net.weight.square().sum().view(1)
 
     net = torch.nn.Linear(3, 1).cuda()
-    settings = Settings(48, 1, 0, 1.0, KLSchedule(), 1, 2, 1.0, "float32", None, 1, "epoch")
+    settings = Settings(48, 1, 0, 1.0, KLSchedule(), 1, "float32", None, 1, Steps(2, 1.0))
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
     step = Step(Plain(net), optimizer, None, Run(settings, 0), Processes())
     parts = [(batch.to("cuda"), 8, 8) for batch in map(parse_batch, guard.batches())]
@@ -139,4 +139,4 @@ def test_a_step_waits_for_nothing():
     finally:
         torch.cuda.set_sync_debug_mode("default")
     step.check()
-    assert all(torch.isfinite(torch.tensor(step.sums.read())))
+    assert all(torch.isfinite(torch.tensor(step.sums.values.tolist())))

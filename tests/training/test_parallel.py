@@ -167,7 +167,7 @@ def test_generators_of_draws_differ_between_processes_for_local_noise_only():
         def wrap(self, module):
             return module
 
-    settings = Settings(22, 1, 0, 1.0, KLSchedule(), 1, 1, None, "float32", None, 1, "epoch")
+    settings = Settings(22, 1, 0, 1.0, KLSchedule(), 1, "float32", None, 1)
     for local in (False, True):
         states = []
         for rank in (0, 1):

@@ -198,13 +198,9 @@ def check_model(model: Trainable, map_epochs: int, draws_in_turn: bool, averages
 
 def check_precision(precision: str) -> None:
     """Raise `ValueError` for any precision other than float32 and bf16."""
-    if precision in ("float16", "fp16", "16", "half"):
-        raise ValueError(
-            f"fit: precision={precision!r} is not supported, because log-densities overflow in float16 and float16 is "
-            "slow on CPUs; use 'bf16'"
-        )
     if precision not in ("float32", "bf16"):
-        raise ValueError(f"fit: precision={precision!r}; give 'float32' or 'bf16'")
+        why = " (float16 is not supported, because log-densities overflow in it)" if "16" in precision else ""
+        raise ValueError(f"fit: precision={precision!r}; give 'float32' or 'bf16'{why}")
 
 
 Callback = Callable[[Any, History], Any]
@@ -226,14 +222,11 @@ class Settings:
     kl_weight: float
     kl_schedule: Callable[[float], float]
     num_draws: int
-    accumulate: int
-    clip_norm: float | None
     precision: str
     patience: int | None
     validation_draws: int
-    step_scheduler: str
+    steps: Steps = Steps()
     falling_rate: bool = False
-    skip_not_finite: bool = False
     average: Average | None = None
 
     @property
@@ -244,7 +237,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of a run, except the network, data, optimizer and scheduler; see `fit` and `Steps`.
+    """Options of a run, except the network, data, optimizer and scheduler; see `fit`.
 
     `num_data_given` says whether the caller gave the number of examples. If it is true, the first epoch checks this number. For
     `rescales` see `LearnedNoise`.
@@ -259,8 +252,6 @@ class Run:
     progress: bool = False
     num_data_given: bool = False
     update: Update = field(default_factory=Update)
-    capture: bool = True
-    draws_in_turn: bool = False
     rescales: bool = False
 
 
@@ -298,7 +289,9 @@ def describe(
     Unknown entries are left out. The batch size is unknown if the loader has none, and the optimizer's initial learning rates are
     unknown if a scheduler has already changed them.
     """
-    plain = {key: getattr(settings, key) for key in Settings.__dataclass_fields__ if key != "epochs"}
+    plain = {key: value for key, value in vars(settings).items() if key not in ("epochs", "steps")}
+    plain |= {key: getattr(settings.steps, key) for key in ("accumulate", "clip_norm", "skip_not_finite")}
+    plain["step_scheduler"] = settings.steps.scheduler
     plain["kl_schedule"] = describe_schedule(settings.kl_schedule)
     plain["average"] = None if settings.average is None else repr(settings.average)
     plain |= dict(_flatten(identity))

@@ -167,14 +167,11 @@ def fit(
         kl_weight=float(kl_weight),
         kl_schedule=kl_schedule or KLSchedule(),
         num_draws=num_draws or model.training_draws,
-        accumulate=steps.accumulate,
-        clip_norm=steps.clip_norm,
         precision=precision,
         patience=patience,
         validation_draws=validation.num_draws if validation is not None else Validation.num_draws,
-        step_scheduler=steps.scheduler,
+        steps=steps,
         falling_rate=scheduler is None and optimizer is None,
-        skip_not_finite=steps.skip_not_finite,
         average=average,
     )
     resumes = checkpoint is not None and checkpoint.resume and Path(checkpoint.path).exists()
@@ -183,7 +180,7 @@ def fit(
         seed = int(stored.settings["seed"] if stored is not None else torch.randint(2**63 - 1, ()))
     run = Run(
         settings, seed, validation, read_batch, checkpoint, callbacks, progress, num_data is not None,
-        update or Update(), steps.capture, steps.draws_in_turn, optimizer is None and update is None,
+        update or Update(), optimizer is None and update is None,
     )  # fmt: skip
     if stored is not None and isinstance(model.module, BayesianNetwork):
         adopt(model.module, stored.model)

@@ -236,7 +236,7 @@ class TrainingLoop:
             try:
                 for part in parts:
                     window.append(part)
-                    if len(window) == self.settings.accumulate:
+                    if len(window) == self.settings.steps.accumulate:
                         break
             except Exception as error:
                 _raise(self._located(error, self.position.batches + len(window) + 1), error)
@@ -262,7 +262,7 @@ class TrainingLoop:
         position.kl_weight = kl_weight
 
     def _running_means(self) -> tuple[float, float]:
-        nll, kl, _, trained = _means(self.step.sums.read())
+        nll, kl, _, trained = _means(self.step.sums.values.tolist())
         return _mean(nll, trained), _mean(kl, trained)
 
     def _check_finite(self) -> None:
@@ -303,7 +303,7 @@ class TrainingLoop:
     # -- the end of an epoch ---------------------------------------------------------------------------------------
 
     def _row(self, phase: str) -> dict[str, Any]:
-        sums = [self.processes.total(value) for value in self.step.sums.read()]
+        sums = [self.processes.total(value) for value in self.step.sums.values.tolist()]
         nll, kl, bound, trained = _means(sums)
         row = {"epoch": self.position.epoch + 1, "phase": phase, "nll": _mean(nll, trained)}
         if self.step.optimizer is None:
@@ -312,8 +312,8 @@ class TrainingLoop:
         if nll.ndim:
             row["nll_by_model"] = np.where(trained, nll, np.inf).tolist()
             row["elbo_by_model"] = np.where(trained, bound, -np.inf).tolist()
-        if self.settings.skip_not_finite:
-            steps = -(-self.position.batches // self.settings.accumulate)
+        if self.settings.steps.skip_not_finite:
+            steps = -(-self.position.batches // self.settings.steps.accumulate)
             row["skipped_steps"] = np.rint(steps - np.array(sums[3])).astype(int).tolist()
         return row | {"learning_rate": float(self.step.optimizer.param_groups[0]["lr"])}
 
@@ -373,7 +373,7 @@ class TrainingLoop:
     def _close_epoch(self, row: dict[str, Any]) -> None:
         settings, position, scheduler = self.settings, self.position, self.step.scheduler
         self.history.append(row)
-        if scheduler is not None and settings.step_scheduler == "epoch":
+        if scheduler is not None and settings.steps.scheduler == "epoch":
             if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 scheduler.step(row.get("validation_nll", row["nll"]))
             else:
@@ -407,7 +407,7 @@ class TrainingLoop:
             raise KeyboardInterrupt(f"fit: the run was interrupted in epoch {self.position.epoch + 1}{where}")
 
     def _save(self, path: Path) -> None:
-        sums = [self.processes.total(value) for value in self.step.sums.read()]
+        sums = [self.processes.total(value) for value in self.step.sums.values.tolist()]
         draws = self.processes.gather(self.step.generator.get_state())
         network = self.processes.gather(torch.cat([*generator_states(self.device).values()]))
         average, states = self.step.average, self.shuffle_states

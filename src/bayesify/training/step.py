@@ -84,13 +84,8 @@ class Sums:
         for total, value in zip(self.values, values, strict=True):
             total.add_(value)
 
-    def read(self) -> list[Any]:
-        """The sums as numbers or as lists of R numbers. Reading them waits for the device."""
-        found: list[Any] = self.values.tolist()
-        return found
-
     def set(self, values: list[Any]) -> None:
-        """Inverse of `read`. A number in place of a list applies to all R models, and an empty list sets all sums to 0."""
+        """Set the sums. A number in place of a list applies to all R models, and an empty list sets all sums to 0."""
         if not values:
             self.values.zero_()
             return
@@ -126,22 +121,21 @@ class Step:
         # example must differ between processes.
         apart = processes.rank if model.noise_per_example else 0
         self.generator = torch.Generator(self.device).manual_seed(derive_seed(run.seed, "draws", apart))
-        objective = Objective(model, settings.num_data, settings.num_draws, run.draws_in_turn)
+        objective = Objective(model, settings.num_data, settings.num_draws, settings.steps.draws_in_turn)
         self.objective = processes.wrap(objective)
         self.taken, self._seen = 0, 0
         self.sums = Sums(self.device)
-        choice = settings.average
+        choice, groups = settings.average, [] if optimizer is None else optimizer.param_groups
         self.average = None if choice is None else RunningAverage(model.module, choice, self.sums.dtype)
+        self._highest = [float(group["lr"]) for group in groups if settings.falling_rate]
         acts = run.update.acts_in_steps
-        self._refusal = why_not(self.device, processes.count, settings.accumulate, acts, optimizer, model.module)
-        self._graph_optimizer = (
-            GraphOptimizer(optimizer, self.device) if optimizer is not None and not self._refusal else None
-        )
-        self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.skip_not_finite else None)
+        self._refusal = why_not(self.device, processes.count, settings.steps.accumulate, acts, optimizer, model.module)
+        self._graph_optimizer: GraphOptimizer | None = None
+        if optimizer is not None and not self._refusal:
+            self._graph_optimizer = GraphOptimizer(optimizer, self.device)
+        self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.steps.skip_not_finite else None)
         self._captured = CapturedSteps(self._run, model.module, self.generator)
-        falls = optimizer.param_groups if settings.falling_rate and optimizer is not None else []
-        self._highest = [float(group["lr"]) for group in falls]
-        if not run.capture:
+        if not settings.steps.capture:
             self._captured.reason = "Steps(capture=False)"
         self._kl_weight = torch.zeros((), device=self.device)
         self._number = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -155,11 +149,12 @@ class Step:
         the model nor the optimizer. An error that the scheduler raises after the step is also a `BatchError`, but the step counts
         as taken.
         """
-        batch, size = first, sum(whole for _, _, whole in window)
-        self._let_rate_fall(share)
+        batch, size, settings = first, sum(whole for _, _, whole in window), self.settings
+        for group, highest in zip(self.optimizer.param_groups if self.optimizer else (), self._highest, strict=False):
+            group["lr"] = highest * falling(share * settings.total_epochs, settings.map_epochs, settings.epochs)
         if self.average is not None:
             begun = share >= self.average.choice.start
-            self.average.prepare(begun and (phase == "variational" or self.settings.epochs == 0))
+            self.average.prepare(begun and (phase == "variational" or settings.epochs == 0))
         nll: Any = 0.0
         kl: Any = 0.0
         try:
@@ -187,7 +182,7 @@ class Step:
             raise BatchError(batch, plain, self.taken) from error
         if self._graph_optimizer is None:
             part_of_all = 1 / self.processes.count
-            bound = -nll / size * self.settings.num_data - kl_weight * part_of_all * kl
+            bound = -nll / size * settings.num_data - kl_weight * part_of_all * kl
             weight = sum(self._weight(part) for part, own, _ in window if own)
             self._add_up(nll, part_of_all * kl, bound, part_of_all, weight)
             if self.average is not None:
@@ -199,16 +194,6 @@ class Step:
         if self.taken % STEPS_BETWEEN_CHECKS == 0 or self.update.acts_in_steps:
             self.check()
         self.update.after_step()
-
-    def _let_rate_fall(self, share: float) -> None:
-        settings = self.settings
-        groups = self.optimizer.param_groups if self.optimizer is not None and self._highest else []
-        for highest, group in zip(self._highest, groups, strict=True):
-            rate = highest * falling(share * settings.total_epochs, settings.map_epochs, settings.epochs)
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
 
     def _on_device(self, optimizer: GraphOptimizer, phase: Phase, batch: Batch, kl_weight: float, number: int) -> None:
         """Take a step on a GPU, as a CUDA graph if there is one. All values that vary between steps are in tensors."""
@@ -234,7 +219,7 @@ class Step:
 
     def _add_up(self, *values: Tensor | float) -> None:
         """Add a step to the epoch's sums, for the models that took it."""
-        if self.settings.skip_not_finite:
+        if self.settings.steps.skip_not_finite:
             finite = self._guard.finite if self.model.num_models is not None else self._guard.finite[0]
             values = tuple(torch.where(finite, value, 0.0) for value in values)
         self.sums.add(*values)
@@ -263,12 +248,12 @@ class Step:
         return data.detach().to(dtype) / self.settings.num_data * own, kl.detach().to(dtype) * (whole / size)
 
     def _clip_and_step(self, norm: Tensor) -> None:
-        if self.settings.clip_norm is not None:
-            self.model.clip_gradients(self.settings.clip_norm, norm)
+        if self.settings.steps.clip_norm is not None:
+            self.model.clip_gradients(self.settings.steps.clip_norm, norm)
         self._guard.step()
 
     def _step_scheduler(self, batch: int) -> None:
-        if self.scheduler is None or self.settings.step_scheduler != "step" or self.update.takes_steps:
+        if self.scheduler is None or self.settings.steps.scheduler != "step" or self.update.takes_steps:
             return
         try:
             self.scheduler.step()
@@ -277,7 +262,7 @@ class Step:
 
     def _before_scheduler(self, batch: int) -> None:
         """Save the scheduler's state before this step, in case the step turns out not to be finite."""
-        if self.scheduler is not None and self.settings.step_scheduler == "step" and self._guard.deferred:
+        if self.scheduler is not None and self.settings.steps.scheduler == "step" and self._guard.deferred:
             self._earlier[batch] = copy.deepcopy(self.scheduler.state_dict()), self._options()
 
     def _options(self) -> list[dict[str, Any]]:
@@ -300,7 +285,7 @@ class Step:
                 self.scheduler.load_state_dict(state)
                 for group, earlier in zip(self.optimizer.param_groups, options, strict=True):  # type: ignore[union-attr]
                     group.update(earlier)
-            behind = -(-(self._seen - error.batch + 1) // self.settings.accumulate)
+            behind = -(-(self._seen - error.batch + 1) // self.settings.steps.accumulate)
             raise BatchError(error.batch, ValueError(str(error)), self.taken - behind) from error
         self._earlier.clear()
 

@@ -126,7 +126,7 @@ class Watch:
         self._widths: dict[str, float] = {}  # initial standard deviations; unknown in a continued run
         self.first: list[Finding] = []
         self.new_rows_ratio = 1.0  # mean squared error on new rows, divided by that on training rows
-        steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.accumulate
+        steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.steps.accumulate
         self._looks = steps >= MIN_WATCHED_STEPS
         self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
         self._totals: Totals | None = None
