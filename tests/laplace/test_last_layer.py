@@ -486,7 +486,7 @@ def test_few_passes_come_before_the_data_and_none_before_a_prediction() -> None:
     laplace = bayesify.Laplace(net, "categorical", subset="last_layer", covariance="kronecker")
     laplace.fit([(x[:20], y[:20]), (x[20:], y[20:])])
     assert sizes[-2:] == [20, 20]
-    assert len(sizes) <= 8 + 2  # the layer, the likelihood, derivatives in two orders, and memory, of a few examples each
+    assert len(sizes) <= 8 + 2  # the layer, the likelihood, derivatives in two orders, and memory, of few examples
     assert max(sizes[:-2]) <= 6
     sizes.clear()
     laplace.predict(x)

@@ -133,7 +133,8 @@ class Step:
         self._graph_optimizer: GraphOptimizer | None = None
         if optimizer is not None and not self._refusal:
             self._graph_optimizer = GraphOptimizer(optimizer, self.device)
-        self._guard = Guard(model.module, optimizer, (model.num_models or 1) if settings.steps.skip_not_finite else None)
+        skips = (model.num_models or 1) if settings.steps.skip_not_finite else None
+        self._guard = Guard(model.module, optimizer, skips)
         self._captured = CapturedSteps(self._run, model.module, self.generator)
         if not settings.steps.capture:
             self._captured.reason = "Steps(capture=False)"
