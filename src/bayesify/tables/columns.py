@@ -188,8 +188,7 @@ def _add_numbers(
 def _with_rows(
     schema: Features, numbers: Mapping[str, np.ndarray], texts: Mapping[str, Sequence[str | None]], rows: int
 ) -> Features:
-    """The features of a table's rows, with the columns of a schema. Infinite numbers become NaN, and an unknown text gets the
-    code -2."""
+    """The features of rows, with a schema's columns. Infinite numbers become NaN, and an unknown text gets the code -2."""
     missing = [name for name in schema.code_names if name not in texts]
     missing += [name for name in schema.number_names if name not in numbers]
     if missing:
@@ -211,27 +210,16 @@ def _with_rows(
 
 @dataclass
 class Contents:
-    """Counts of a column's cells by kind. A table can be counted part by part.
+    """Counts of a column's cells by kind. A table can be counted part by part. The kinds are numbers and dates."""
 
-    Args:
-        name: Name of the column.
-        dated: Whether pandas knows that the column contains dates.
-        num_present: Number of nonempty cells.
-        num_fitting: Number of cells that are numbers, and number of cells that are dates.
-        misfits: Row and content of the first cell that is not a number, and of the first cell that is not a date.
-        day_first: First date that writes the day before the month.
-        month_first: First date that writes the month before the day.
-        ordered: First date that writes the year last.
-    """
-
-    name: str
-    dated: bool = False
-    num_present: int = 0
-    num_fitting: tuple[int, int] = (0, 0)
-    misfits: tuple[tuple[int, Any] | None, ...] = (None, None)
-    day_first: str | None = None
-    month_first: str | None = None
-    ordered: str | None = None
+    name: str  # name of the column
+    dated: bool = False  # whether pandas knows that the column contains dates
+    num_present: int = 0  # number of nonempty cells
+    num_fitting: tuple[int, ...] = (0, 0)  # number of cells of each kind
+    misfits: tuple[tuple[int, Any] | None, ...] = (None, None)  # for each kind, row and content of the first other cell
+    day_first: str | None = None  # first date that writes the day before the month
+    month_first: str | None = None  # first date that writes the month before the day
+    ordered: str | None = None  # first date that writes the year last
 
     def add(self, column: Series) -> Contents:
         """Add the cells of one more part, whose index contains row numbers. Lists, bytes and complex numbers are refused."""
@@ -239,51 +227,44 @@ class Contents:
 
         if types.is_bool_dtype(column) or types.is_numeric_dtype(column):
             if types.is_complex_dtype(column):
-                raise InputError(
-                    f"column {self.name!r} holds complex numbers, which are not supported; leave it out with --ignore {self.name}"
-                )
+                raise self._unsupported("complex numbers")
             count = int(column.notna().sum())
-            self._count(count, count, count)
+            self.num_present += count
+            self.num_fitting = tuple(before + count for before in self.num_fitting)
         elif types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
             self.dated = True
         else:
-            self._add_cells(
-                [(row, cell) for row, cell in zip(column.index, cells_of(column), strict=True) if cell is not None]
-            )
+            cells = zip(column.index, cells_of(column), strict=True)
+            self._add_cells([(row, cell) for row, cell in cells if cell is not None])
         return self
 
-    def _count(self, present: int, numbers: int, dates: int) -> None:
-        self.num_present += present
-        self.num_fitting = (self.num_fitting[0] + numbers, self.num_fitting[1] + dates)
+    def _unsupported(self, what: str) -> InputError:
+        words = f"column {self.name!r} holds {what}, which are not supported"
+        return InputError(f"{words}; leave it out with --ignore {self.name}")
 
     def _add_cells(self, present: list[tuple[int, Any]]) -> None:
-        odd = next((cell for _, cell in present if isinstance(cell, (list, dict, set, np.ndarray, bytes))), None)
-        if odd is not None:
-            kind = type(odd).__name__
-            raise InputError(
-                f"column {self.name!r} holds {kind} values, which are not supported; leave it out with --ignore {self.name}"
-            )
+        for _, cell in present:
+            if isinstance(cell, (list, dict, set, np.ndarray, bytes)):
+                raise self._unsupported(f"{type(cell).__name__} values")
         numeric = [isinstance(cell, (bool, int, float, np.number)) or is_number(str(cell)) for _, cell in present]
         dated = [not isinstance(cell, str) or DATE.match(cell) is not None for _, cell in present]
-        self._count(len(present), sum(numeric), sum(dated))
+        self.num_present += len(present)
+        self.num_fitting = (self.num_fitting[0] + sum(numeric), self.num_fitting[1] + sum(dated))
         self.misfits = tuple(
-            next((entry for entry, fits in zip(present, every, strict=True) if not fits), None)
-            if known is None
-            else known
+            known or next((entry for entry, fits in zip(present, every, strict=True) if not fits), None)
             for known, every in zip(self.misfits, (numeric, dated), strict=True)
         )
         for _, cell in present:
             if isinstance(cell, str) and (part := DAY_MONTH.match(cell)):
                 first, second = int(part[1]), int(part[2])
-                self.ordered = cell if self.ordered is None else self.ordered
-                if first > 12 >= second and self.day_first is None:
-                    self.day_first = cell
-                if second > 12 >= first and self.month_first is None:
-                    self.month_first = cell
+                self.ordered = self.ordered or cell
+                if first > 12 >= second:
+                    self.day_first = self.day_first or cell
+                if second > 12 >= first:
+                    self.month_first = self.month_first or cell
 
     def kind(self) -> str:
-        """`"number"`, `"date"` or `"text"`, by the majority of the cells. In a column of numbers or dates, a cell of another kind
-        is refused."""
+        """`"number"`, `"date"` or `"text"`, by the majority of the cells. Other cells among numbers or dates are refused."""
         if self.dated:
             return "date"
         for kind, fitting, misfit in zip(("number", "date"), self.num_fitting, self.misfits, strict=True):
@@ -299,8 +280,7 @@ class Contents:
         return "text"
 
     def check_like(self, wanted: str, day_first: bool) -> str:
-        """Refuse a column whose kind, or whose order of day and month, differs from the earlier table. Return a note about
-        dates."""
+        """A note about dates. A column whose kind, or order of day and month, differs from the earlier table is refused."""
         if wanted == "text":
             return ""
         kind = self.kind()
@@ -311,8 +291,7 @@ class Contents:
         return self.order(day_first)[1] if wanted == "date" else ""
 
     def order(self, known: bool | None) -> tuple[bool, str]:
-        """Whether dates such as 23/11/2020 write the day before the month, and a note about the order; the note is empty if there
-        are no such dates.
+        """Whether dates such as 23/11/2020 write the day before the month, and a note, which is empty without such dates.
 
         If the order is `known` from an earlier table, it is used. Cells that contradict this order, or each other, are
         refused. If nothing shows the order, 01/02/2020 is January 2, and 01.02.2020 is February 1.
@@ -410,8 +389,7 @@ def date_of(days: float) -> str:
 
 
 def _date_parts(name: str, column: Series, day_first: bool, *, every: bool = False) -> dict[str, np.ndarray]:
-    """Days since 2000, and season, weekday and hour as points on a circle. Unless `every` is true, parts that do not vary are
-    left out."""
+    """Days since 2000, and season, weekday and hour as points on a circle. Without `every`, only parts that vary."""
     import pandas
 
     if pandas.api.types.is_timedelta64_dtype(column):

@@ -1,7 +1,4 @@
-"""Reading CSV files with various separators, quotes and decimal marks.
-
-Encoding, separator and style of numbers are detected once per file, even if the file is read in parts.
-"""
+"""Reading CSV files with various encodings, separators, quotes and decimal marks, which are detected once per file."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import csv
 import io
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Literal
@@ -40,16 +37,10 @@ KNOWN_BINARIES = {
 
 @dataclass(frozen=True)
 class TextFile:
-    """A text file that can be read several times, in one encoding.
+    """A text file that can be read several times, in one encoding."""
 
-    Args:
-        where: Name of the file in messages.
-        open_bytes: Function that opens the file at its beginning.
-        encoding: Encoding of the file.
-    """
-
-    where: str
-    open_bytes: Callable[[], IO[bytes]]
+    where: str  # name of the file in messages
+    open_bytes: Callable[[], IO[bytes]]  # function that opens the file at its beginning
     encoding: str
 
     @classmethod
@@ -120,23 +111,14 @@ def _is_readable(text: str) -> bool:
 
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file. Reading it as a whole or in parts gives the same result.
-
-    Args:
-        text: The text file.
-        names: Names of the columns, as pandas reads them.
-        options: Options of `pandas.read_csv`.
-        texts: Columns whose cells stay texts.
-        commas: Columns that have decimal commas in an earlier table.
-        comma_example: A number that the file writes with a decimal comma; empty if all numbers have a point.
-    """
+    """A CSV file. Reading it as a whole or in parts gives the same result."""
 
     text: TextFile
-    names: Sequence[str]
-    options: dict[str, Any]
-    texts: frozenset[str]
-    commas: frozenset[str]
-    comma_example: str = ""
+    names: Sequence[str]  # names of the columns, as pandas reads them
+    options: dict[str, Any]  # options of `pandas.read_csv`
+    texts: frozenset[str]  # columns whose cells stay texts
+    commas: frozenset[str]  # columns that have decimal commas in an earlier table
+    comma_example: str = ""  # a number that the file writes with a decimal comma; empty if all numbers have a point
 
     @classmethod
     def of(cls, text: TextFile, missing: Sequence[str], texts: Sequence[str], commas: Sequence[str]) -> CsvFile:
@@ -162,17 +144,14 @@ class CsvFile:
         Lines of different lengths, a table without rows, and a first line of numbers are refused.
         """
         frames = list(self._frames(None))
-        self._check(frames[0].columns if frames else (), sum(map(len, frames)))
-        frame = frames[0]
-        words = {name: Words().add(frame[name]) for name, kind in self._kinds(frame) if is_text(kind)}
-        styles, notes = decide_styles(words, bool(self.comma_example), self.commas)
-        return self._styled(frame, styles), self._notes + notes
+        styles, notes = decide_styles(self._words(frames)[0], bool(self.comma_example), self.commas)
+        return self._styled(frames[0], styles), self._notes + notes
 
     def read_parts(self, rows: int) -> tuple[Callable[[], Iterator[DataFrame]], list[str]]:
         """A function that reads the table in parts of `rows` rows, and notes about its numbers. See `read` for errors."""
-        words, mixed = self._words(rows, ())
+        words, mixed = self._words(self._frames(rows))
         if mixed:  # if some parts hold texts, the whole column holds texts
-            words |= self._words(rows, mixed)[0]
+            words |= self._words(self._frames(rows, mixed))[0]
         styles, notes = decide_styles(words, bool(self.comma_example), self.commas)
         chosen = [name for name in words if words[name].count]
 
@@ -183,32 +162,27 @@ class CsvFile:
         return parts, self._notes + notes
 
     def _styled(self, frame: DataFrame, styles: Mapping[str, re.Pattern[str]]) -> DataFrame:
-        """A part of the table, in which texts such as `1.234,5` are converted to numbers.
-
-        The `attrs` of the returned part contain the separator and the decimal mark, under `DIALECT`.
-        """
+        """A part with texts such as `1.234,5` as numbers, and with separator and decimal mark in its `attrs[DIALECT]`."""
         frame = apply_styles(frame, styles, decimal_comma=bool(self.comma_example))
         frame.attrs[DIALECT] = (self.options["sep"], self.options["decimal"])
         return frame
 
-    def _words(self, rows: int, chosen: Sequence[str]) -> tuple[dict[str, Words], list[str]]:
+    def _words(self, frames: Iterable[DataFrame]) -> tuple[dict[str, Words], list[str]]:
         """Counts of the texts in each text column, and the names of text columns that contain only numbers in some parts."""
         words: dict[str, Words] = {}
         numeric: set[str] = set()
         count, columns = 0, ()
-        for frame in self._frames(rows, chosen):
+        for frame in frames:
             count, columns = count + len(frame), frame.columns
-            for name, kind in self._kinds(frame):
+            for name, kind in zip(frame.columns, frame.dtypes, strict=True):
+                if name.strip() in self.texts:
+                    continue
                 if is_text(kind):
                     words.setdefault(name, Words()).add(frame[name])
                 elif name not in numeric and frame[name].notna().any():
                     numeric.add(name)
         self._check(columns, count)
         return words, [name for name in words if name in numeric and words[name].count]
-
-    def _kinds(self, frame: DataFrame) -> list[tuple[str, Any]]:
-        """Names and types of the columns whose texts may be read as numbers."""
-        return [entry for entry in zip(frame.columns, frame.dtypes, strict=True) if entry[0].strip() not in self.texts]
 
     @property
     def _notes(self) -> list[str]:

@@ -26,32 +26,21 @@ class Encoding(Plain):
 
     $$ \min(1, \max(0, (x - b_{t-1}) / (b_t - b_{t-1}))) . $$
 
-    Inputs that mark levels or missing cells by 0 and 1 are scaled in the same way and get no piecewise encoding.
-
-    Args:
-        mean: Mean of each input, [D].
-        std: Standard deviation of each input, [D]; 1 for a constant input.
-        bounds: Sorted bounds of each input; empty for an input without a piecewise encoding.
-        soft_limit: Whether scaled numbers have a soft limit.
-        left_out: Indices of unused inputs, which other inputs replace. If no input is left, the network gets a single 0.
+    Inputs that mark levels or missing cells by 0 and 1 are scaled in the same way and get no piecewise encoding. If no input is
+    left, the network gets a single 0.
     """
 
-    mean: np.ndarray
-    std: np.ndarray
-    bounds: tuple[np.ndarray, ...] = ()
-    soft_limit: bool = False
-    left_out: tuple[int, ...] = ()
+    mean: np.ndarray  # mean of each input, [D]
+    std: np.ndarray  # standard deviation of each input, [D]; 1 for a constant input
+    bounds: tuple[np.ndarray, ...] = ()  # sorted bounds of each input; empty for an input without a piecewise encoding
+    soft_limit: bool = False  # whether scaled numbers have a soft limit
+    left_out: tuple[int, ...] = ()  # indices of unused inputs, which other inputs replace
 
     @classmethod
     def scaled(cls, inputs: np.ndarray, weights: np.ndarray) -> Self:
         """An encoding that scales each input to mean 0 and variance 1 over the training rows, without a soft limit.
 
-        Args:
-            inputs: Inputs of the training rows, [N, D].
-            weights: Number of examples that each row stands for, [N].
-
-        Raises:
-            InputError: If numbers are so large, or their spread is so small, that float64 cannot represent their variance.
+        Shapes: inputs [N, D], weights (number of examples that each row stands for) [N]. See `check_magnitude` for errors.
         """
         for index, column in enumerate(inputs.T):
             check_magnitude(f"input {index}, counted from 0,", column)

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from bayesify.arguments.installing import how_to_install
 from bayesify.tables.csv_files import CsvFile, TextFile
 from bayesify.tables.errors import InputError, check_names, first_line
-from bayesify.tables.packed import ZIP, read_workbook, unpack
+from bayesify.tables.packed import ZIP, check_size, read_workbook, unpack
 from bayesify.tables.written_numbers import Words, apply_styles, decide_styles, is_text
 
 if TYPE_CHECKING:
@@ -34,21 +34,15 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class Reading:
-    """Instructions for reading an ambiguous file.
+    """Instructions for reading an ambiguous file."""
 
-    Args:
-        sheet: Sheet of a spreadsheet (default: the first that is not empty).
-        encoding: Encoding of a text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, otherwise Windows-1252).
-        missing: Further texts that stand for "not known".
-        texts: Columns whose cells stay texts, such as codes with leading zeros.
-        commas: Columns with decimal commas, in which `1.234` is 1234.
-    """
-
-    sheet: str = ""
-    encoding: str = ""
-    missing: Sequence[str] = ()
-    texts: Sequence[str] = ()
-    commas: Sequence[str] = ()
+    sheet: str = ""  # sheet of a spreadsheet (default: the first that is not empty)
+    encoding: str = (
+        ""  # encoding of a text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, otherwise Windows-1252)
+    )
+    missing: Sequence[str] = ()  # further texts that stand for "not known"
+    texts: Sequence[str] = ()  # columns whose cells stay texts, such as codes with leading zeros
+    commas: Sequence[str] = ()  # columns with decimal commas, in which `1.234` is 1234
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -190,24 +184,17 @@ def _read_parquet(path: str, content: bytes) -> DataFrame:
         texts = {field.name: field.type for field in file.schema_arrow if any(test(field.type) for test in kinds)}
         groups = [about.row_group(index) for index in range(about.num_row_groups)]
         values = sum(group.column(index).num_values for group in groups for index in range(group.num_columns))
-        _check_size(path, max(8 * values, sum(group.total_byte_size for group in groups)))
+        size, remedy = max(8 * values, sum(group.total_byte_size for group in groups)), "save fewer rows or columns"
+        check_size(path, size, MAX_BYTES, remedy)
         # Read texts as indices into a dictionary, so that one long text repeated in all rows uses no memory before it is refused.
         table = parquet.read_table(BufferReader(content), read_dictionary=list(texts))
         chunks = [chunk for name in texts for chunk in table.column(name).chunks]
         sizes = (compute.sum(compute.binary_length(chunk.dictionary).take(chunk.indices)) for chunk in chunks)
-        _check_size(path, sum(size.as_py() or 0 for size in sizes))
+        check_size(path, sum(size.as_py() or 0 for size in sizes), MAX_BYTES, remedy)
         for name, kind in texts.items():
             table = table.set_column(table.column_names.index(name), name, table.column(name).cast(kind))
         frame: DataFrame = table.to_pandas()
         return frame.reset_index(drop=True)
-
-
-def _check_size(path: str, size: int) -> None:
-    if size > MAX_BYTES:
-        raise InputError(
-            f"{path}: the file has {size / 2**30:.1f} GiB when unpacked, more than the limit of {MAX_BYTES >> 30} GiB; "
-            "save fewer rows or columns"
-        )
 
 
 def _read_json(source: TextFile, reading: Reading) -> tuple[DataFrame, list[str]]:

@@ -77,6 +77,13 @@ def _limited(where: str, stream: IO[bytes]) -> bytes:
     return found.getvalue()
 
 
+def check_size(where: str, size: int, limit: int, remedy: str) -> None:
+    """Refuse a file that has more bytes than the limit when unpacked."""
+    if size > limit:
+        found = f"{size / 2**30:.1f} GiB when unpacked, more than the limit of {limit / 2**30:g} GiB"
+        raise InputError(f"{where}: the file has {found}; {remedy}")
+
+
 def read_workbook(
     where: str, content: bytes, sheet: str, missing: Sequence[str], texts: Sequence[str] = ()
 ) -> tuple[DataFrame, list[str]]:
@@ -88,11 +95,7 @@ def read_workbook(
 
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
-    if size > MAX_UNPACKED_BYTES:
-        raise InputError(
-            f"{where}: the file has {size / 2**30:.1f} GiB when unpacked, more than the limit of "
-            f"{MAX_UNPACKED_BYTES / 2**30:g} GiB; save it as CSV"
-        )
+    check_size(where, size, MAX_UNPACKED_BYTES, "save it as CSV")
     if find_spec("openpyxl") is None:
         raise InputError(
             f"{where}: reading a spreadsheet needs openpyxl; pip install openpyxl, or save the sheet as CSV"

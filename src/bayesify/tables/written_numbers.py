@@ -31,21 +31,13 @@ MIN_FITTING_SHARE = 0.5
 
 @dataclass
 class Words:
-    """Counts of the texts of a column. A table can be counted part by part.
+    """Counts of the texts of a column. A table can be counted part by part."""
 
-    Args:
-        count: Number of texts.
-        num_plain: Number of texts that Python reads as numbers.
-        num_read: For each of `STYLES`, the number of texts that are numbers in this style.
-        examples: For each of `STYLES`, the first text that is a number in this style but that Python does not read as a number.
-        grouped: First text that is a different number in each of `STYLES`, such as `1.234`.
-    """
-
-    count: int = 0
-    num_plain: int = 0
-    num_read: tuple[int, ...] = (0, 0)
-    examples: tuple[str | None, ...] = (None, None)
-    grouped: str | None = None
+    count: int = 0  # number of texts
+    num_plain: int = 0  # number of texts that Python reads as numbers
+    num_read: tuple[int, ...] = (0, 0)  # for each of `STYLES`, the number of texts that are numbers in this style
+    examples: tuple[str | None, ...] = (None, None)  # for each of `STYLES`, the first number that Python does not read
+    grouped: str | None = None  # first text that is a different number in each of `STYLES`, such as `1.234`
 
     def add(self, column: Series) -> Words:
         """Add the texts of one more part."""
@@ -58,11 +50,10 @@ class Words:
             for before, style in zip(self.num_read, STYLES, strict=True)
         )
         self.examples = tuple(
-            next((text for text in odd if parse(text, style) is not text), None) if example is None else example
+            example or next((text for text in odd if parse(text, style) is not text), None)
             for example, style in zip(self.examples, STYLES, strict=True)
         )
-        if self.grouped is None:
-            self.grouped = next((text for text in words if _has_two_values(text)), None)
+        self.grouped = self.grouped or next((text for text in words if _has_two_values(text)), None)
         return self
 
     def decide(self, *, european: bool, known: bool) -> tuple[re.Pattern[str] | None, str | None]:
@@ -85,25 +76,20 @@ class Words:
 def decide_styles(
     words: Mapping[str, Words], decimal_comma: bool, commas: Collection[str]
 ) -> tuple[dict[str, re.Pattern[str]], list[str]]:
-    """The style of each column of written numbers, and notes that say how columns were read. A column gets no note if the file's
-    decimal comma already explains its style.
+    """The style of each column of written numbers, and notes that say how columns were read.
 
-    If a whole column can be read either way, as in `1,234`, the comma is a thousands separator.
-
-    Args:
-        words: Counts of the texts in each text column.
-        decimal_comma: Whether the file writes other numbers with a decimal comma. If true, ambiguous columns are read with
-            decimal commas too.
-        commas: Columns that are read with a decimal comma because they have one in another table; their cells must be texts.
+    If a whole column can be read either way, as in `1,234`, the comma is a thousands separator. It is a decimal comma if the file
+    has other numbers with a `decimal_comma`, or if the column has decimal commas in another table (`commas`). A column gets no
+    note if the file's decimal comma already explains its style.
     """
     styles, notes = {}, []
     for name, found in words.items():
         style, example = found.decide(european=decimal_comma, known=str(name).strip() in commas)
-        if style is not None:
-            styles[name] = style
-        if style is not None and example is not None:
-            if decimal_comma and style is EUROPEAN and "." not in example and is_number(example.replace(",", ".", 1)):
-                continue  # covered by the note about the whole file
+        if style is None:
+            continue
+        styles[name] = style
+        told = decimal_comma and style is EUROPEAN  # the note about the whole file covers plain decimal commas
+        if example and not (told and "." not in example and is_number(example.replace(",", ".", 1))):
             value = parse(example, style)
             notes.append(f"Column {name!r} holds numbers such as {example.strip()!r}, which was read as {value:.12g}.")
     return styles, notes
@@ -116,10 +102,9 @@ def apply_styles(frame: DataFrame, styles: Mapping[str, re.Pattern[str]], *, dec
     """
     import pandas
 
-    floats = [
-        name for name, kind in zip(frame.columns, frame.dtypes, strict=True) if decimal_comma and str(kind) == "float64"
-    ]
-    european = {*floats, *(name for name, style in styles.items() if style is EUROPEAN)}
+    european = {name for name, style in styles.items() if style is EUROPEAN}
+    if decimal_comma:
+        european |= {name for name, kind in zip(frame.columns, frame.dtypes, strict=True) if str(kind) == "float64"}
     names = [str(name).strip() for name in frame.columns if name in european]
     if styles:
         columns = {name: frame[name] for name in frame.columns}
