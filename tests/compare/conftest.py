@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
+from bayesify.compare.winner import Winner
 from bayesify.sklearn.settings import EFFORTS, Effort
 
 
@@ -28,7 +29,7 @@ def shorten(patch: pytest.MonkeyPatch) -> None:
 def leave_out_others(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("bayesify.compare.question.DEFAULT_RIVALS", ("constant",))
     patch.setattr("bayesify.compare.question.BASELINES", ("point",))
-    patch.setattr("bayesify.compare.comparison.train_winner", lambda *given, **options: None)
+    patch.setattr("bayesify.compare.comparison.train_winner", lambda *given: Winner(given[3].network, "", ""))
 
 
 @pytest.fixture

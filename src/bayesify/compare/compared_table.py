@@ -14,7 +14,7 @@ from bayesify.arguments.suggestions import suggest
 from bayesify.compare.leakage import describe, find_copies, time_hint
 from bayesify.compare.question import MAX_QUICK_ROWS, MAX_ROWS, Question
 from bayesify.compare.splits import MIN_ROWS, Parts, make_parts, thinned
-from bayesify.serving.sources import Source, read_source
+from bayesify.serving.sources import Source, Standard, read_source
 from bayesify.tables import InputError, read_table
 from bayesify.tables.columns import Features, read_features, times_of
 from bayesify.tables.targets import Task, find_column, read_target
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 MAX_OOD_ROWS = 2000
-Standard = tuple[tuple[np.ndarray, np.ndarray], ...]
-"""Training and test rows of the splits that a data set defines."""
 
 
 @dataclass(frozen=True)

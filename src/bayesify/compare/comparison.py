@@ -29,8 +29,7 @@ MIN_REPORT_SECONDS = 10.0
 
 
 Progress = Callable[[str, int, int, float], None]
-"""Function called after every finished run with the run's name in words, the number of finished runs, the number of all runs,
-and the share of the work that is done."""
+"""Function called after every run with the run's name in words, the numbers of finished and of all runs, and the finished share."""
 Report = Callable[["Comparison", str], None]
 """Function called with the finished part of a comparison and the progress in words; the text is empty at the end."""
 
@@ -180,8 +179,6 @@ def _with_winner(found: Comparison, folder: Path) -> Comparison:
         winner = train_winner(found.question, found.table, found.summary, verdict, folder)
     except KeyboardInterrupt:
         return replace(found, unfinished=(verdict.network,))
-    if winner is None:
-        return found
     next_steps = commands(winner, found.summary, found.table, found.question, folder)
     return replace(found, winner=winner, commands=tuple(next_steps))
 
@@ -205,17 +202,15 @@ class _Runs:
     def comparison(self, results: Results) -> Comparison:
         methods = self.question.chosen()
         summary = summarize(results, methods, self.table.task)
-        unfinished = [name for name in methods for split in range(self.splits) if (name, split) not in results]
-        about = self.question, self.table, tuple(methods), self.splits
-        return Comparison(*about, summary, tuple(dict.fromkeys(unfinished)))
+        unfinished = [name for name in methods if any((name, split) not in results for split in range(self.splits))]
+        return Comparison(self.question, self.table, tuple(methods), self.splits, summary, tuple(unfinished))
 
     def run(self, data: Path, engine: str, workers: int | None) -> Results:
         """Results of every method and split. After Ctrl-C, only the results of finished runs are returned."""
         run = partial(run_method, str(data))
         try:
-            return self._by_split(
-                run_jobs(run, self._jobs, self.folder, engine=engine, workers=workers, progress=self._tell)
-            )
+            found = run_jobs(run, self._jobs, self.folder, engine=engine, workers=workers, progress=self._tell)
+            return self._by_split(found)
         except JobsFailed as failure:  # workers died repeatedly
             results = self._by_split(failure.results)
             for name, reason in failure.reasons.items():
@@ -255,11 +250,9 @@ class _Runs:
 
 
 def _order_jobs(methods: Sequence[str], splits: int) -> dict[str, dict[str, Any]]:
-    """The method and the splits of each job. Methods that train all splits together have one job; other methods have one job per
-    split.
+    """The method and the splits of each job: one job for a method that trains all splits together, otherwise one per split.
 
-    Rivals (methods of other libraries) come first, because the first report needs them. The longest runs come next, so that no
-    worker still has a long run to do at the end.
+    Rivals come first, because the first report needs them. The longest runs come next, so that none is left for the end.
     """
     every = list(range(splits))
     jobs = {method: {"method": method, "splits": every} for method in methods if trains_together(method)}

@@ -17,8 +17,7 @@ RIVALS = {
     "xgboost": "XGBoost",
     "catboost": "CatBoost",
 }
-"""Methods that are not networks, with the names that readers see. The first three are always included, the others only if their
-packages are installed."""
+"""Methods that are not networks, with their titles. After the first three, only methods of installed packages are included."""
 DEFAULT_RIVALS = tuple(RIVALS)[:3]
 PORTFOLIO = (AUTO, "ensemble", "laplace", "mean_field", "inducing")
 """Default methods of a comparison, chosen to be of different kinds and cheap enough for many splits."""
@@ -38,8 +37,7 @@ def method_of(name: str) -> Method:
 
 
 def trains_together(name: str) -> bool:
-    """Whether all splits of a method form one run. All splits of a rival form one run because rivals train quickly; all splits of
-    a stacked network form one run because they train together."""
+    """Whether all splits of a method form one run: rivals train quickly, and the splits of a stacked network train together."""
     if name in RIVALS or name == AUTO:
         return name != AUTO
     method = method_of(name)

@@ -17,17 +17,14 @@ NUM_EXAMPLES = 6
 MAX_JUDGED_ROWS = 200
 """Maximum number of test rows from which the importance of columns is computed."""
 MAX_JUDGED_COLUMNS = 30
-"""Maximum number of columns whose importance is computed. In a wider table, these are the columns most correlated with the
-target."""
+"""Maximum number of columns whose importance is computed; in a wider table, the columns most correlated with the target."""
 
 
 def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> list[dict[str, Any]]:
-    """Some test rows with their predictions. Rows are ordered by the predicted mean or, in a classification, from certain to
-    uncertain.
+    """Some test rows with their predictions, ordered by the predicted mean or from certain to uncertain classes.
 
     `rows` are the indices of the test rows in the table, [N], and `values` are their targets, [N]. Each example has `row` and
-    `truth`. A regression adds `mean` and the ends `lower` and `upper` of the 90 % interval; a classification adds `guess` and
-    `probability`.
+    `truth`, and `mean`, `lower` and `upper` (ends of the 90 % interval) or `guess` and `probability`.
     """
     if isinstance(prediction, RegressionPredictive):
         mean = prediction.mean.reshape(-1).numpy()
@@ -46,8 +43,7 @@ def examples(prediction: Predictive, rows: np.ndarray, values: np.ndarray) -> li
 
 
 def columns_of(features: Features) -> dict[str, tuple[list[int], list[int]]]:
-    """For each column of the table, the indices of its numeric features (a date has several) and the indices of its category
-    codes."""
+    """For each column of the table, the indices of its numeric features (a date has several) and of its category codes."""
     found: dict[str, tuple[list[int], list[int]]] = {}
     for place, name in enumerate(features.sources):
         found.setdefault(name, ([], []))[0].append(place)
@@ -64,8 +60,7 @@ def importance(
     values: np.ndarray,
     seed: int,
 ) -> dict[str, dict[str, float]]:
-    """For each column, the change of the scores when the column is shuffled over the rows (Breiman 2001); sorted by `loss`,
-    largest first.
+    """For each column, the change of the scores when the column is shuffled (Breiman 2001); the largest `loss` comes first.
 
     In a regression, `loss` is the relative increase of the CRPS, `error` is the relative increase of the root mean squared
     error, and `coverage` is the increase of the share of targets in 90 % intervals. In a classification, `loss` is the increase
@@ -76,8 +71,7 @@ def importance(
     if len(rows) > MAX_JUDGED_ROWS:
         rows = np.sort(generator.choice(rows, MAX_JUDGED_ROWS, replace=False))
     before = predict(preparation(features, rows))
-    start, classes, found = _judge(before, values[rows]), isinstance(before, ClassificationPredictive), {}
-    every = columns_of(features)
+    start, every, found = _judge(before, values[rows]), columns_of(features), {}
     columns = {
         name: [*features.numbers[:, numbers].T, *features.codes[:, codes].T.astype(np.float64)]
         for name, (numbers, codes) in every.items()
@@ -90,7 +84,7 @@ def importance(
         mixed.codes[:, codes] = features.codes[shuffled][:, codes]
         after = _judge(predict(preparation(mixed, np.arange(len(rows)))), values[rows])
         found[name] = {key: after[key] - start[key] for key in start}
-        for key in () if classes else ("loss", "error"):
+        for key in ("loss", "error") if isinstance(before, RegressionPredictive) else ():
             found[name][key] = found[name][key] / start[key] if start[key] > 0 else 0.0
     return dict(sorted(found.items(), key=lambda entry: (-entry[1]["loss"], entry[0])))
 

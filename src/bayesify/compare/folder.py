@@ -21,15 +21,10 @@ FORMAT_VERSION = 6
 
 @contextmanager
 def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
-    """Lock the folder and prepare it for runs. Afterwards the folder holds the data and the settings, but no results of other
-    comparisons.
+    """Lock the folder, write the data and the settings, and yield the path of the data file that the runs read.
 
-    Yields:
-        Path of the data file that the runs read.
-
-    Raises:
-        InputError: If the folder cannot be written or is in use, if it contains results and `resume` is false, or if these
-            results have other or unreadable settings.
+    Raises `InputError` if the folder cannot be written or is in use, if it contains results and `resume` is false, or if these
+    results have other or unreadable settings.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder}: this path is a file; give a folder")
@@ -43,14 +38,11 @@ def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any],
             write_file(folder / DATA, buffer.getvalue())
             write_file(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
         except InUse as error:
-            raise InputError(
-                f"{folder}: {error}; wait until the folder is free, or choose another folder with --out"
-            ) from error
+            remedy = "wait until the folder is free, or choose another folder with --out"
+            raise InputError(f"{folder}: {error}; {remedy}") from error
         except OSError as error:
-            words = error.strerror or error
-            raise InputError(
-                f"{folder}: the folder cannot be written ({words}); choose another folder with --out"
-            ) from error
+            words = f"the folder cannot be written ({error.strerror or error}); choose another folder with --out"
+            raise InputError(f"{folder}: {words}") from error
         yield (folder / DATA).absolute()
 
 

@@ -1,5 +1,4 @@
-"""Causes of scores that look too good: columns that reveal the target, rows that are copies of other rows, and rows that are
-ordered by time."""
+"""Causes of scores that look too good: columns that reveal the target, copies of rows, and rows that are ordered by time."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,8 +20,7 @@ MAX_TRIED_COLUMNS, MAX_NAMED_COLUMNS = 50, 3
 
 
 def find_copies(features: Features) -> np.ndarray | None:
-    r"""The number of each row's group, [N]: rows whose inputs are copies or near-copies of each other have the same number.
-    `None` if there are no copies.
+    r"""The number of each row's group, [N]; copies and near-copies have the same number. `None` if there are no copies.
 
     Two rows are near-copies if no number differs by more than `MAX_COPY_DISTANCE` standard deviations and no category differs.
     In a table with few or coarse columns, some rows are equal by chance. Equal rows therefore count as copies only if the
@@ -47,30 +45,25 @@ def find_copies(features: Features) -> np.ndarray | None:
 
 
 def _comparable(features: Features) -> np.ndarray:
-    """All columns in units of their standard deviations, [N, columns]. Different categories are far apart; missing cells are far
-    from numbers."""
+    """All columns in units of their standard deviations, [N, columns]; missing cells are far from numbers."""
     numbers = features.numbers
     if not numbers.size:
         return features.codes.astype(np.float64)
-    known = np.where(np.isnan(numbers), 0.0, numbers)
-    spread = np.nanstd(numbers, axis=0) if len(numbers) else np.ones(numbers.shape[1])
-    spread = np.where((spread > 0) & np.isfinite(spread), spread, 1.0)
-    scaled = np.where(np.isnan(numbers), 1e6, known / spread)
+    spread = np.nanstd(numbers, axis=0)
+    scaled = np.where(np.isnan(numbers), 1e6, numbers / np.where((spread > 0) & np.isfinite(spread), spread, 1.0))
     return np.column_stack((scaled, features.codes.astype(np.float64)))
 
 
 def _pairs_by_chance(scaled: np.ndarray) -> float:
     """Expected number of pairs of near-copies if the columns were independent."""
     rows = len(scaled)
-    log_share = 0.0
+    pairs = rows * (rows - 1) / 2
+    expected = pairs
     for column in scaled.T:
         ordered = np.sort(column)
         near = np.searchsorted(ordered, ordered + MAX_COPY_DISTANCE, side="right") - np.arange(rows) - 1
-        share = near.sum() / (rows * (rows - 1) / 2) if rows > 1 else 0.0
-        if share <= 0:
-            return 0.0
-        log_share += np.log(share)
-    return float(rows * (rows - 1) / 2 * np.exp(log_share))
+        expected *= near.sum() / pairs if pairs else 0.0
+    return float(expected)
 
 
 def find_giveaways(features: Features, values: np.ndarray, task: Task, seed: int) -> list[tuple[str, float]]:
@@ -157,8 +150,7 @@ def describe(
             f"{target}, or is known only after {target}, every score below is worthless; leave the column out with "
             f"--ignore {name}."
         )
-    columns = features.num_columns
-    if columns > len(values):
+    if (columns := features.num_columns) > len(values):
         notes.append(
             f"There are {columns:,} columns for {len(values):,} rows, so most patterns that networks and trees find are "
             "due to chance. Trust a score only if it is clearly better than the score of the constant guess, and leave "

@@ -1,5 +1,4 @@
-"""The models of a comparison, trained on each split: estimators (as `bayesify fit --method NAME` trains them) and rivals from
-other libraries."""
+"""The models of a comparison, trained on each split: estimators, as `bayesify fit` trains them, and rivals from other libraries."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,15 +26,12 @@ SMOOTHING_ROWS = 1.0
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Training rows of one split.
-
-    All methods have the same seed, so that their networks start from the same weights.
-    """
+    """Training rows of one split."""
 
     x: np.ndarray  # inputs in their own units, [N, D]
     y: np.ndarray  # targets, [N]: numbers, or indices of classes
     num_classes: int  # 0 for a regression
-    seed: int  # seed of everything random
+    seed: int  # seed of everything random; the same for all methods, so that their networks start from the same weights
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,7 @@ class SplitModel:
 
 
 def fit_splits(name: str, rows: Sequence[SplitRows], effort: EffortName) -> list[SplitModel | Exception]:
-    """Fit a method's estimator on several splits, which train together if possible. Returns one entry per split: the model, or
-    the error if the fit failed."""
+    """The fitted estimators of a method on several splits, which train together if possible, or the errors of failed fits."""
     make: Any = BayesianClassifier if rows[0].num_classes else BayesianRegressor
     try:
         estimators = [make(name, effort=effort, random_state=part.seed, memory_rows=0) for part in rows]
@@ -68,8 +63,7 @@ def _model_of(estimator: Any, rows: SplitRows) -> SplitModel:
 
 
 def of_probabilities(probs: np.ndarray, known: np.ndarray, rows: SplitRows) -> Predictive:
-    """The predictive distribution over all classes, made from the probabilities [N, K] of the `known` classes [K]. All other
-    classes get a small probability."""
+    """The predictive distribution over all classes, from probabilities [N, K] of the `known` classes [K]; others get a little."""
     every = np.zeros((len(probs), rows.num_classes))
     every[:, known] = probs
     smooth = (len(rows.y) * every + SMOOTHING_ROWS / rows.num_classes) / (len(rows.y) + SMOOTHING_ROWS)
@@ -107,8 +101,7 @@ def _distribution(guess: Guess, residuals: np.ndarray, logarithm: bool = False) 
     $$ p(y | x) = \frac1S \sum_s \mathcal{N}(y; f(x) + r_s, h_s^2), $$
 
     so that the ends of its central intervals are f(x) plus quantiles of the errors, as in conformal intervals (Barber et al.
-    2021). If f predicts the target's logarithm, the means are $e^{f(x) + r_s}$ and the standard deviations are $h_s$ times these
-    means.
+    2021). If f predicts the target's logarithm, the means are $e^{f(x) + r_s}$, and $h_s$ is multiplied by them.
     """
     centers, widths = _errors(residuals)
 
@@ -148,8 +141,7 @@ def _held_out(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _errors(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Centers [S] and standard deviations [S] of the Gaussian components in `_distribution`: quantiles of the residuals with
-    Silverman's bandwidth, plus some wide components."""
+    """Centers and standard deviations [S] of the components: quantiles with Silverman's bandwidth, and some wide components."""
     count = min(len(residuals), MAX_RESIDUALS)
     middle = np.quantile(residuals, (np.arange(count) + 0.5) / count)
     spread = float(np.std(residuals)) or 1e-6 * (abs(float(residuals.mean())) or 1.0)
@@ -169,9 +161,8 @@ def _classifier(name: str, rows: SplitRows) -> Callable[[np.ndarray], Predictive
     return lambda x: of_probabilities(model.predict_proba(x), model.classes_.astype(int), rows)
 
 
-def _fit(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Guess:
-    found: Guess = _make(name, x, regression=True, seed=seed).fit(x, y).predict
-    return found
+def _fit(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> Any:
+    return _make(name, x, regression=True, seed=seed).fit(x, y).predict
 
 
 PACKAGES = {

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,6 @@ from bayesify.tables.columns import DAYS, Features, date_of
 from bayesify.tables.targets import Task
 from bayesify.tables.written_numbers import significant
 from bayesify.version import __version__
-
-if TYPE_CHECKING:
-    from jinja2 import Template
 
 OOD = {
     "max_probability": "by confidence",
@@ -45,24 +42,18 @@ NUM_OPEN_PANELS = 4
 """Number of methods whose figures are unfolded when the page is opened."""
 
 
-@functools.cache
-def _template() -> Template:
-    """The template. It is compiled only once, because compiling takes longer than filling it in."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(Path(__file__).with_name("compare.html").read_text(encoding="utf-8"))
-
-
 def render(comparison: Comparison, running: str = "") -> str:
-    """The page of a comparison with at least one finished run. While runs are in progress, `running` describes the progress in
-    words."""
+    """The page of a comparison with a finished run. While runs are in progress, `running` describes the progress in words."""
     summary, verdict = comparison.summary, comparison.verdict
     shown = None if verdict is None else summary.row(verdict.pick if verdict.network is None else verdict.network)
     if verdict is not None and verdict.certainty in ("clear", "likely", "tie"):
         shown = summary.row(verdict.pick if comparison.winner is None else comparison.winner.method)
     regression = summary.task == "regression"
-    return _template().render(
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    page = Path(__file__).with_name("compare.html").read_text(encoding="utf-8")
+    return environment.from_string(page).render(
         comparison=comparison,
         summary=summary,
         table=comparison.table,
@@ -137,8 +128,7 @@ def _cell(features: Features, numbers: Sequence[int], codes: Sequence[int], row:
 
 
 def _importance(row: MethodRow, comparison: Comparison) -> list[dict[str, str]]:
-    """For each of the most important columns, as text: its name, the width of its bar, and the changes of loss, error and
-    coverage."""
+    """For the most important columns, as text: name, width of the bar, and changes of loss, error and coverage."""
     found: dict[str, Any] = _first_run(row, comparison, "importance") or {}
     regression = comparison.table.task == "regression"
     most = max((entry["loss"] for entry in found.values()), default=0.0)
@@ -173,9 +163,7 @@ def _ranking(comparison: Comparison) -> str:
     if not ranked:
         return ""
     reference = comparison.summary.row("constant") or comparison.summary.row("point")
-    entries = [
-        (row.title, float(row.means["nll"] or 0.0), float(row.errors["nll"] or 0.0), row.leads) for row in ranked
-    ]
+    entries = [(row.title, row.means["nll"] or 0.0, row.errors["nll"] or 0.0, row.leads) for row in ranked]
     return ranking(entries, reference.means["nll"] if reference else None, "NLL, nats per row (lower is better)")
 
 
@@ -198,23 +186,18 @@ def _ood(ranked: Sequence[MethodRow]) -> list[Column]:
 
 def _panels(comparison: Comparison) -> list[dict[str, Any]]:
     summary = comparison.summary
-    curves = {
-        row.name: [summary.results[row.name, split]["curves"] for split in summary.splits] for row in summary.ranked
-    }
+    results, rows = summary.results, summary.ranked
+    curves = {row.name: [results[row.name, split]["curves"] for split in summary.splits] for row in rows}
     if not curves:
         return []
     panels = Panels(list(curves.values()), summary.task)
     reference = REFERENCE if REFERENCE in curves else "point"
-    return [
-        {
-            "title": row.title,
-            "line": f"NLL {row.means['nll']:.3f}, 90 % cover {100 * (row.means['coverage_90'] or 0):.0f} %",
-            "figures": panels.figures(
-                curves[row.name], row.title, None if row.name == reference else curves.get(reference)
-            ),
-        }
-        for row in summary.ranked
-    ]
+    found = []
+    for row in rows:
+        line = f"NLL {row.means['nll']:.3f}, 90 % cover {100 * (row.means['coverage_90'] or 0):.0f} %"
+        dashed = None if row.name == reference else curves.get(reference)
+        found.append({"title": row.title, "line": line, "figures": panels.figures(curves[row.name], row.title, dashed)})
+    return found
 
 
 Curves = Sequence[Mapping[str, Any]]
@@ -222,11 +205,7 @@ Curves = Sequence[Mapping[str, Any]]
 
 
 class Panels:
-    """Figures with the same axes for all methods, so that the methods can be compared.
-
-    The axes cover the values of all methods (`every`), but end at about three times the median of these values; larger values are
-    cut off.
-    """
+    """Figures with the same axes for all methods. The axes end at about three times the median of all methods' (`every`) values."""
 
     def __init__(self, every: Sequence[Curves], task: Task) -> None:
         self._classes = task == "classification"

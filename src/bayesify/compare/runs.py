@@ -33,19 +33,12 @@ TIMES = ("train_seconds", "predict_ms")
 
 
 def run_method(path: str, job: Job) -> Result:
-    """Train and score one method on some splits. If the method fails, the result has an `error`.
+    """Train and score one method on some splits.
 
-    Args:
-        path: Path of a file with `ComparedTable.arrays`. Jobs that differ only in the path count as the same job.
-        job: A mapping with `data` (the table's fingerprint), `method`, `splits`, `seed` and `quick`.
-
-    Returns:
-        A mapping with `runs`, which has one entry per split. An entry has either `error`, or `scores`, `curves`, `times`,
-        `parameters`, `bytes` and `rows` (the number of rows in each part). The entry of the first split also has `examples`,
-        `importance` and the time of a prediction. If there are out-of-distribution inputs, entries also have `ood`.
-
-    Raises:
-        ValueError: If the file holds the data of another comparison.
+    `path` is a file with `ComparedTable.arrays`, and `job` has `data` (the table's fingerprint), `method`, `splits`, `seed` and
+    `quick`. The result has `runs` with one entry per split. An entry has either `error`, or `scores`, `curves`, `times`,
+    `parameters`, `bytes` and `rows` (the number of rows in each part). The entry of the first split also has `examples`,
+    `importance` and the time of a prediction. If there are out-of-distribution inputs, entries also have `ood`.
     """
     table = ComparedTable.read(Path(path))
     if table.fingerprint != job["data"]:
@@ -120,8 +113,7 @@ def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
 
 
 def _costs(model: Predictor | None) -> dict[str, int | None]:
-    """The model's number of parameters, and the size of its file in bytes. For a module, only trainable scalars count as
-    parameters; for other models, all stored scalars count. Both values are `None` for rivals."""
+    """Number of parameters (trainable scalars of a module, stored scalars of other models), and bytes of the model's file."""
     if model is None:
         return {"parameters": None, "bytes": None}
     stored = sum(tensor.numel() for tensor in model.state().values())

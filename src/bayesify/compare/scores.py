@@ -115,8 +115,7 @@ def _flat(values: torch.Tensor) -> np.ndarray:
 
 
 def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
-    """Mean uncertainty, mean error and number of rows of each bin; bins have equally many rows and run from certain to
-    uncertain."""
+    """Mean uncertainty, mean error and number of rows of each bin; bins of equally many rows, from certain to uncertain."""
     order = np.argsort(uncertainty, kind="stable")
     parts = [part for part in np.array_split(order, min(NUM_BINS, max(1, len(order) // 5))) if len(part)]
     return [

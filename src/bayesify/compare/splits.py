@@ -79,8 +79,7 @@ def make_parts(
 
 
 def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = None) -> Parts:
-    """Parts of a split. The calibration rows come from the start of `order`; if `sizes` is given, they end where a group ends.
-    `sizes` contains the group sizes, in the order of the rows."""
+    """Parts of a split with calibration rows from the start of `order`; they end where a group ends if group `sizes` are given."""
     cut = max(MIN_CALIBRATION_ROWS, round(CALIBRATION_SHARE * len(order)))
     if sizes is not None:
         ends = np.cumsum(sizes)
@@ -91,8 +90,7 @@ def _calibrated(order: np.ndarray, test: np.ndarray, sizes: np.ndarray | None = 
 def _by_group(
     values: np.ndarray, groups: np.ndarray, index: int, generator: np.random.Generator, classes: bool
 ) -> Parts:
-    """A split of whole groups in random order. All folds have about the same number of rows or, if a few groups contain most
-    rows, about the same number of groups."""
+    """A split of whole groups in random order. Folds have about equally many rows or, with large groups, equally many groups."""
     _, first, number, sizes = np.unique(groups, return_index=True, return_inverse=True, return_counts=True)
     if len(first) < MIN_GROUPS:
         raise InputError(
@@ -134,8 +132,7 @@ def _by_time(times: np.ndarray, index: int) -> Parts:
 
 
 def _dealt(values: np.ndarray, generator: np.random.Generator, classes: bool) -> np.ndarray:
-    """Row indices in random order. If the targets are classes, every long section of the result has about the same class
-    shares."""
+    """Row indices in random order. If the targets are classes, all long sections of the result have about the same class shares."""
     if not classes:
         return generator.permutation(len(values))
     place = np.empty(len(values))

@@ -38,19 +38,11 @@ def paired_difference(
 
     $$ t = \frac{\bar d}{\sqrt{(\frac1J + \rho) \sigma_b^2 + \sigma_e^2 / N}}, \qquad \rho = n_\text{test} / n_\text{train}, $$
 
-    with J - 1 degrees of freedom, or N - 1 if $\sigma_b^2$ is 0. If `rows` is not given, all variance is attributed to the
-    splits. Training runs share nearly all rows. Without $\rho$, the test would treat the runs as independent and find
-    differences that do not exist.
+    with J - 1 degrees of freedom, or N - 1 if $\sigma_b^2$ is 0. Training runs share nearly all rows. Without $\rho$, the test
+    would treat the runs as independent and find differences that do not exist.
 
-    Args:
-        first: Scores of one method, one per split.
-        second: Scores of the other method on the same splits.
-        test_share: The ratio $\rho$ of test rows to training rows.
-        rows: Differences $d_{ij}$ of the two methods' scores on single rows, as J arrays $[n_j]$, one per split.
-        num_rows: Number N of different rows; several splits may test the same row.
-
-    Raises:
-        ValueError: If the two methods have different numbers of splits or no splits.
+    `first` and `second` are the scores of two methods, one per split, `test_share` is $\rho$, `rows` are the differences $d_{ij}$
+    on single rows, as J arrays $[n_j]$, and `num_rows` is N. Without `rows`, all variance is attributed to the splits.
     """
     if len(first) != len(second) or not first:
         raise ValueError(
@@ -96,7 +88,6 @@ Results = Mapping[tuple[str, int], Mapping[str, Any]]
 SIGNIFICANCE_LEVEL = 0.05
 RANKING_SCORE = "nll"
 """The score by which methods are ranked."""
-DATA_PARTS = ("fit", "calibration", "test")
 MIN_NAMED_NATS = 0.02
 """Minimum difference that matters, in nats per row. It means 2 % more probability for the truth, or 2 % narrower intervals."""
 LEADS, UNCLEAR, BEHIND = "tied with the best", "not clearly behind", "behind"
@@ -192,8 +183,7 @@ class MethodRow:
 
 
 def is_clear(difference: Difference, p: float | None = None) -> bool:
-    """Whether a difference is statistically significant and large enough to matter. If an adjusted p-value `p` is given, it
-    replaces the difference's own p-value."""
+    """Whether a difference is statistically significant (by the adjusted p-value `p`, if given) and large enough to matter."""
     return (difference.p if p is None else p) < SIGNIFICANCE_LEVEL and difference.mean >= MIN_NAMED_NATS
 
 
@@ -230,14 +220,11 @@ class Summary:
 
     @property
     def contenders(self) -> list[MethodRow]:
-        """Methods in `leading` that rank above all methods outside `leading`. The other methods in `leading` count as tied only
-        because their scores vary much between splits.
-        """
+        """Methods in `leading` that rank above all others. The rest of `leading` is tied only because its scores vary much."""
         return list(itertools.takewhile(lambda row: row.leads, self.ranked))
 
     def of_splits(self, name: str, part: str, key: str) -> list[Any]:
-        """The values of one entry in a method's results, as a list with one value per split. `part` and `key` name the entry,
-        such as `"scores"` and `"nll"`."""
+        """The values of one entry of a method's results, one per split; for example `part="scores"` and `key="nll"`."""
         return [self.results[name, split][part].get(key) for split in self.splits]
 
     @cached_property
@@ -245,8 +232,7 @@ class Summary:
         """Number of different rows that are test rows in at least one split."""
         known = {split: entry["rows"] for (_, split), entry in self.results.items() if "rows" in entry}
         counts: list[dict[str, int]] = [rows for split, rows in known.items() if split in self.splits]
-        tested = sum(rows["test"] for rows in counts)
-        return min([tested, *(sum(rows.get(part, 0) for part in DATA_PARTS) for rows in counts)])
+        return min([sum(rows["test"] for rows in counts), *(sum(rows.values()) for rows in counts)])
 
     @cached_property
     def test_share(self) -> float:

@@ -8,16 +8,7 @@ import numpy as np
 
 from bayesify.compare.contestants import BASELINES, RIVALS, cost_rank
 from bayesify.compare.scores import NUM_POINTS, THIRDS
-from bayesify.compare.summary import (
-    BEHIND,
-    MIN_NAMED_NATS,
-    RANKING_SCORE,
-    SIGNIFICANCE_LEVEL,
-    UNCLEAR,
-    MethodRow,
-    Summary,
-    is_clear,
-)
+from bayesify.compare.summary import BEHIND, MIN_NAMED_NATS, SIGNIFICANCE_LEVEL, UNCLEAR, MethodRow, Summary, is_clear
 from bayesify.sklearn.scores import LEVELS
 from bayesify.sklearn.settings import AUTO, TEMPERATURE
 from bayesify.tables.targets import Task
@@ -26,8 +17,7 @@ from bayesify.tables.written_numbers import significant
 REJECTED_POINT = 4 * NUM_POINTS // 20
 """Position in a rejection curve at which a fifth of the rows is left out."""
 GOOD_CALIBRATION_ERROR, TIED_CALIBRATION_GAP = 0.05, 0.02
-"""A calibration error is good enough if it is at most `GOOD_CALIBRATION_ERROR`, or if it exceeds the smallest error of the tied
-methods by at most `TIED_CALIBRATION_GAP`."""
+"""A calibration error is good enough up to the first value, or up to the smallest error of the tied methods plus the second."""
 MAX_COVERAGE_ERROR = 0.06
 """If twice the standard error of a coverage exceeds this value, there are too few test rows to judge the coverage."""
 MIN_COVERAGE_GAP = 0.015
@@ -52,25 +42,19 @@ PLURAL_NAMES = ("boosted_trees",)
 class Verdict:
     """Recommendation of a comparison, with its reasons.
 
-    Args:
-        headline: Sentence that names the best method or the tied methods.
-        certainty: `"clear"`: one method is better than all others according to a paired test, and by enough to matter. `"tie"`:
-            some methods are within a standard error of the best. `"likely"`: no other method is within a standard error of the
-            best, but at least one is not clearly worse according to the test. `"nothing"`: no method is clearly better than a
-            constant guess. `"untested"`: there was a single split.
-        pick: Method to use: the best method or, in a tie, the cheapest of the tied methods whose uncertainty is accurate.
-        network: `pick`, if bayesify can fit this method. Otherwise it is the best Bayesian method that is tied with `pick`, or
-            the best network if there is no such method; `None` if no network was ranked.
-        sentences: Reasons in plain words, each a sentence or two.
-        details: Reasons in numbers.
+    The certainty is `"clear"` if one method is better than all others according to a paired test, and by enough to matter;
+    `"tie"` if some methods are within a standard error of the best; `"likely"` if no other method is within a standard error of
+    the best, but at least one is not clearly worse according to the test; `"nothing"` if no method is clearly better than a
+    constant guess; and `"untested"` for a single split. If bayesify cannot fit `pick`, `network` is the best Bayesian method that
+    is tied with it, or the best network if there is no such method.
     """
 
-    headline: str
+    headline: str  # sentence that names the best method or the tied methods
     certainty: str
-    pick: str
-    network: str | None
-    sentences: tuple[str, ...]
-    details: tuple[str, ...]
+    pick: str  # the best method or, in a tie, the cheapest of the tied methods whose uncertainty is accurate
+    network: str | None  # network to use; `None` if no network was ranked
+    sentences: tuple[str, ...]  # reasons in plain words, each a sentence or two
+    details: tuple[str, ...]  # reasons in numbers
 
 
 def judge(summary: Summary, target: str, classes: Sequence[str] = ()) -> Verdict | None:
@@ -260,15 +244,14 @@ def recalls(
 def _rare_classes(row: MethodRow, summary: Summary, classes: Sequence[str]) -> list[str]:
     if summary.task == "regression" or not classes:
         return []
-    missed = [entry for entry in recalls(row, summary, classes) if entry[2] is not None and entry[2] < 0.5]
+    found = [(recall, label, share) for label, share, recall, _ in recalls(row, summary, classes) if recall is not None]
+    missed = [entry for entry in found if entry[0] < 0.5]
     if not missed:
         return []
-    label, share, recall, _ = min(missed, key=lambda entry: (entry[2], entry[0]))
+    recall, label, share = min(missed)
     others = f", and less than half of the rows of {len(missed) - 1} other classes" if len(missed) > 1 else ""
-    return [
-        f"{capital(row)} {_verb(row, 'recognizes', 'recognize')} {100 * (recall or 0.0):.0f} % of the rows of class {label!r} "
-        f"({100 * share:.0f} % of all rows){others}."
-    ]
+    rows = f"{100 * recall:.0f} % of the rows of class {label!r} ({100 * share:.0f} % of all rows)"
+    return [f"{capital(row)} {_verb(row, 'recognizes', 'recognize')} {rows}{others}."]
 
 
 def _after_choosing(summary: Summary) -> list[str]:
@@ -323,10 +306,8 @@ def _size(width: float, regression: bool) -> str:
 
 
 def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bool) -> str:
-    name = f"{100 * level:.0f}"
-    chance = 2 * max(
-        row.errors.get(f"coverage_{name}") or 0.0, math.sqrt(level * (1 - level) / tested) if tested else 0.0
-    )
+    error = row.errors.get(f"coverage_{100 * level:.0f}") or 0.0
+    chance = 2 * max(error, math.sqrt(level * (1 - level) / tested) if tested else 0.0)
     if abs(cover - level) > chance + MIN_COVERAGE_GAP:
         if cover < level:
             return "too narrow" if regression else "too small"
@@ -338,9 +319,9 @@ def _fit(row: MethodRow, level: float, cover: float, tested: int, regression: bo
 def _thirds(row: MethodRow, tested: int) -> list[str]:
     """Sentences that say whether the 90 % intervals are right in each third of the predictions: low, middle and high."""
     covers = [row.means.get(f"coverage_90_{name}") for name in THIRDS]
-    if any(cover is None for cover in covers) or not tested:
+    known = [cover for cover in covers if cover is not None]
+    if len(known) < len(covers) or not tested:
         return []
-    known = [cover or 0.0 for cover in covers]
     slack = max(MIN_THIRD_GAP, 3 * math.sqrt(0.9 * 0.1 / (tested / 3)))
     wrong = [place for place, cover in enumerate(known) if abs(cover - 0.9) > slack]
     shown = f"{_list([f'{100 * cover:.0f}' for cover in known])} % of the rows with low, middle and high predictions"
@@ -371,8 +352,7 @@ def _rejection(row: MethodRow, summary: Summary) -> list[str]:
 
 
 def _effect(row: MethodRow, summary: Summary) -> str:
-    """Words that say how the error or accuracy improves when the least certain fifth of the rows is left out; empty if it does
-    not improve."""
+    """Words about the better error or accuracy without the least certain fifth of the rows; empty if it is not better."""
     curves = summary.of_splits(row.name, "curves", "rejection")
     start, after = (float(np.mean([curve[place] for curve in curves])) for place in (0, REJECTED_POINT))
     if summary.task == "regression":
@@ -392,10 +372,8 @@ def _outside(row: MethodRow, summary: Summary) -> list[str]:
     if mine is None:
         return []
     pairs = f"its uncertainty is higher for such a row than for a test row in {100 * mine:.0f} of 100 pairs (50 would be chance)"
-    detects = (
-        _verb(row, "detects", "detect") if mine >= MIN_DETECTION_AUROC else f"{_verb(row, 'does', 'do')} not detect"
-    )
-    told = f"{capital(row)} {detects} the unfamiliar (out-of-distribution) rows of --ood: {pairs}."
+    one, many = ("detects", "detect") if mine >= MIN_DETECTION_AUROC else ("does not detect", "do not detect")
+    told = f"{capital(row)} {_verb(row, one, many)} the unfamiliar (out-of-distribution) rows of --ood: {pairs}."
     most = max(summary.ranked, key=lambda other: found[other.name] or 0.0)
     highest = found[most.name] or 0.0
     if mine < MIN_DETECTION_AUROC <= highest:
@@ -406,10 +384,10 @@ def _outside(row: MethodRow, summary: Summary) -> list[str]:
 def _details(summary: Summary) -> list[str]:
     """Sentences with negative log-likelihoods and tests, for readers who know statistics."""
     best, number = summary.ranked[0], len(summary.splits)
-    error = best.errors.get(RANKING_SCORE)
+    error = best.errors.get("nll")
     over = f"over {number} splits" if number > 1 else "on one split"
     spread = "" if error is None else f" ± {error:.3f}"
-    told = [f"{best.title}: NLL {round(best.means[RANKING_SCORE] or 0.0, 3) + 0.0:.3f}{spread} nats per row {over}."]
+    told = [f"{best.title}: NLL {round(best.means['nll'] or 0.0, 3) + 0.0:.3f}{spread} nats per row {over}."]
     for row in summary.ranked[1:]:
         assert row.behind is not None
         p = "< 0.001" if row.p < 0.001 else f"= {row.p:.3f}" if row.p < 0.1 else f"= {row.p:.2f}"

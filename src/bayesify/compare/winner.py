@@ -29,18 +29,12 @@ class Winner:
     words: str  # sentences that give the reason for this method
 
 
-def train_winner(
-    question: Question, table: ComparedTable, summary: Summary, verdict: Verdict | None, folder: Path
-) -> Winner | None:
-    """Train the recommended network on all rows of the comparison and store it in the folder; `None` if no network was ranked.
-
-    The network is trained in the same way as by `bayesify fit`. Its scores come from the comparison.
-    """
-    if verdict is None or verdict.network is None or table.frame is None:
-        return None
-    name, row = verdict.network, summary.row(verdict.network)
+def train_winner(question: Question, table: ComparedTable, summary: Summary, verdict: Verdict, folder: Path) -> Winner:
+    """Train the recommended network on all rows, as `bayesify fit` does, and store it with its scores from the comparison."""
+    name, row, words = verdict.network, summary.row(verdict.network or ""), _reason(verdict, summary)
+    assert name is not None
     assert row is not None
-    words = _reason(verdict, summary)
+    assert table.frame is not None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

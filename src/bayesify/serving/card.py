@@ -114,18 +114,19 @@ def _groups(about: About) -> list[str]:
     """The table of scores by group."""
     if not about.groups:
         return []
-    size = "mean width" if about.task == "regression" else "share with the right class"
-    inside = "inside their 90 % interval" if about.task == "regression" else "with the true class in their 90 % set"
+    numbers = about.task == "regression"
+    size, inside, low, high = "mean width", "inside their 90 % interval", "intervals are too narrow", "wide"
+    if not numbers:
+        size, inside = "share with the right class", "with the true class in their 90 % set"
+        low, high = "sets are too small", "large"
     rows = (
         f"| {_text(group.name)} | {group.num_rows:,} | {100 * group.coverage:.0f} ± {100 * group.error:.0f} % | "
-        f"{significant(group.size) if about.task == 'regression' else f'{100 * group.size:.0f} %'} |"
+        f"{significant(group.size) if numbers else f'{100 * group.size:.0f} %'} |"
         for group in about.groups
     )
     told = (
         f"Measured on {about.groups_on}. The number after ± is one standard error: chance alone often moves the share by "
-        "this much. If the share in a group is far below 90 %, its "
-        f"{'intervals are too narrow' if about.task == 'regression' else 'sets are too small'}; far above 90 %, they are too "
-        f"{'wide' if about.task == 'regression' else 'large'}."
+        f"this much. If the share in a group is far below 90 %, its {low}; far above 90 %, they are too {high}."
     )
     heading = [f"| group | rows | {inside} | {size} |", "| --- | --- | --- | --- |"]
     return ["## By group", "", told, "", *heading, *rows, ""]
@@ -152,10 +153,9 @@ def _method(about: About) -> str:
     likelihood, transform = str(choices.get("likelihood", "")), str(choices.get("transform", "none"))
     noise = LIKELIHOODS.get(likelihood, f"a {likelihood.replace('_', ' ')} likelihood")
     of = f" for {TRANSFORMS.get(transform, transform)}" if transform != "none" else ""
-    linear = not choices.get("hidden", True) and choices.get("categories") != "nothing"
-    kind, why = (
-        ("linear model", ", because they predicted held-out rows better than networks") if linear else ("network", "")
-    )
+    kind, why = "network", ""
+    if not choices.get("hidden", True) and choices.get("categories") != "nothing":
+        kind, why = "linear model", ", because they predicted held-out rows better than networks"
     return (
         f"an ensemble of {choices.get('members')} {kind}s{why}, whose predictions are averaged,{of} with {noise}; each {kind} "
         "held out some rows to decide when to stop training"

@@ -160,8 +160,7 @@ def _check_free(folder: Path, force: bool) -> None:
 def _train(
     table: str, target: str, reading: Reading, check: Callable[[], None], *, task: Task | None, **options: Any
 ) -> ModelFolder:
-    """Train a model on a table. `check` is called after the target column has been found, so that a misspelled target is reported
-    first."""
+    """Train a model on a table. `check` is called after the target was found, so that a misspelled target is reported first."""
     from bayesify.serving.sources import read_source
     from bayesify.tables.targets import find_column
 
@@ -251,11 +250,11 @@ def predict(
         reading = Reading(sheet, encoding, names_of(missing))
         from bayesify.serving.questions import Questions, check_level, number_of
 
-        given = {"--quantiles": quantiles, "--above": above, "--below": below}
-        numbers = [
-            [number_of(option, text) for text in names_of(",".join(found or []))] for option, found in given.items()
-        ]
-        asked = Questions(numbers[0], numbers[1], numbers[2], costs, explain)
+        options = ("--quantiles", quantiles), ("--above", above), ("--below", below)
+        levels, over, under = (
+            [number_of(option, text) for text in names_of(",".join(given or []))] for option, given in options
+        )
+        asked = Questions(levels, over, under, costs, explain)
         check_level("--level", level)
         from bayesify.serving.folder import ModelFolder  # after the options, because it imports torch
         from bayesify.serving.predicting import predict_table
@@ -288,10 +287,8 @@ def _print_predicted(outcome: Outcome, target: str, errors: Console) -> None:
     if outcome.scores.num_rows:
         _print_scores(console, outcome.scores.means(), f"{outcome.scores.num_rows:,.0f} rows with {target}")
     if outcome.scores.unknown:
-        say(
-            console,
-            f"{outcome.scores.unknown:,.0f} of these rows have a class that did not occur in training; they count as wrong.",
-        )
+        rows = f"{outcome.scores.unknown:,.0f} of these rows"
+        say(console, f"{rows} have a class that did not occur in training; they count as wrong.")
 
 
 def _print_scores(console: Console, scores: Mapping[str, float], where: str) -> None:

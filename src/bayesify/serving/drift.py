@@ -54,15 +54,18 @@ class Drift:
 
     def moved(self) -> tuple[str, ...]:
         """One sentence for each column that differs from the training rows; the largest distance comes first."""
-        found = [entry for column in self._columns for entry in (self._shares(column), self._gaps(column)) if entry]
+        found = [
+            (distance, f"Column {column.name!r} differs from training by {distance:.2f}: {words}.")
+            for column in self._columns
+            for distance, words in (*self._shares(column), *self._gaps(column))
+        ]
         return tuple(words for _, words in sorted(found, reverse=True)[:MAX_REPORTED_COLUMNS])
 
-    def _shares(self, column: Column) -> tuple[float, str] | None:
-        """The distance between a column's nonempty cells in new rows and in training rows, and a sentence about this distance;
-        `None` if the distance is small."""
+    def _shares(self, column: Column) -> list[tuple[float, str]]:
+        """The distance between a column's nonempty cells in new and in training rows, with words; empty if it is small."""
         before, count = self._trained - column.num_missing, self._present[column.name]
         if not column.shares or not count or not before:
-            return None
+            return []
         shares, own = np.array(column.shares), self._counts[column.name] / count
         chance = 1 / before + 1 / count
         if column.kind == "text":
@@ -71,29 +74,24 @@ class Drift:
         else:
             distance, limit = np.abs(own - shares).max(), 1.63 * np.sqrt(chance)
         if distance < max(MIN_DISTANCE, limit):
-            return None
+            return []
         at = int(np.abs(own - shares).argmax())
         if column.kind == "text":
-            words = f"{_percent(own[at])} of its cells are {column.texts[at]!r}, compared with {_percent(shares[at])} in training"
-        else:
-            value = date_of(column.knots[at]) if column.kind == "date" else shown(column.knots[at])
-            less = own[at] > shares[at]
-            here, there = (own[at], shares[at]) if less else (1 - own[at], 1 - shares[at])
-            where = f"{'at most' if less else 'above'} {value}"
-            words = f"{_percent(here)} of its cells are {where}, compared with {_percent(there)} in training"
-        return distance, f"Column {column.name!r} differs from training by {distance:.2f}: {words}."
+            return [(distance, _compared(own[at], repr(column.texts[at]), shares[at]))]
+        value = date_of(column.knots[at]) if column.kind == "date" else shown(column.knots[at])
+        if own[at] > shares[at]:
+            return [(distance, _compared(own[at], f"at most {value}", shares[at]))]
+        return [(distance, _compared(1 - own[at], f"above {value}", 1 - shares[at]))]
 
-    def _gaps(self, column: Column) -> tuple[float, str] | None:
-        """The difference between the shares of empty cells in new rows and in training rows, and a sentence about this
-        difference; `None` if the difference is small."""
+    def _gaps(self, column: Column) -> list[tuple[float, str]]:
+        """The difference between the shares of empty cells in new and in training rows, with words; empty if it is small."""
         if not self._num_rows:
-            return None
+            return []
         own, before = 1 - self._present[column.name] / self._num_rows, column.num_missing / self._trained
         if abs(own - before) < max(MIN_DISTANCE, 1.3 * np.sqrt(1 / self._trained + 1 / self._num_rows)):
-            return None
-        words = f"{_percent(own)} of its cells are empty, compared with {_percent(before)} in training"
-        return abs(own - before), f"Column {column.name!r} differs from training by {abs(own - before):.2f}: {words}."
+            return []
+        return [(abs(own - before), _compared(own, "empty", before))]
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def _compared(share: float, what: str, trained: float) -> str:
+    return f"{100 * share:.0f} % of its cells are {what}, compared with {100 * trained:.0f} % in training"

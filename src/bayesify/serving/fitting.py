@@ -133,18 +133,16 @@ def _with_judged(model: ModelFolder, inputs: DataFrame, seen: Scored) -> ModelFo
     about, estimator = model.about, model.estimator
     classes = list(map(str, estimator.classes_)) if isinstance(estimator, BayesianClassifier) else []
     judged = Judged(seen.held_out, inputs.iloc[seen.rows], classes)
-    texts = [column.name for column in about.columns if column.kind == "text"]
-    about = replace(
-        about, groups=judged.groups(texts), groups_on=seen.where, confusion=judged.confusion(about.target_column.texts)
-    )
+    groups = judged.groups([column.name for column in about.columns if column.kind == "text"])
+    confusion = judged.confusion(about.target_column.texts)
+    about = replace(about, groups=groups, groups_on=seen.where, confusion=confusion)
     return replace(model, about=about, figure=judged.figure(about.target))
 
 
 def read_rows(
     frame: DataFrame, target: str, name: str, task: Task | None, ignore: Sequence[str]
 ) -> tuple[Target, np.ndarray, DataFrame]:
-    """Three values for the rows that have a target: the `Target`, the target as an array of numbers or class labels, and the
-    input columns."""
+    """For the rows that have a target: the `Target`, the target as an array of numbers or labels, and the input columns."""
     for column in ignore:
         if column not in frame.columns or column == target:
             what = "that is the target" if column == target else suggest(column, list(frame.columns))
@@ -170,15 +168,12 @@ def _hold_out(estimator: Estimator, cells: DataFrame, values: np.ndarray, seed: 
         predictive = estimator.predictive(cells[held])
         found = Scores.of_numbers(predictive, values[held])
         predicted, rows = HeldOut.of_numbers(predictive, values[held]), np.flatnonzero(held)
-    return Scored(
-        found.means(), f"{int(held.sum()):,} rows that were held out of a first training run", predicted, rows
-    )
+    where = f"{int(held.sum()):,} rows that were held out of a first training run"
+    return Scored(found.means(), where, predicted, rows)
 
 
 def as_cells(frame: DataFrame) -> DataFrame:
-    """The frame, converted so that an estimator trained on it accepts new rows with empty cells. Without this conversion, an
-    estimator treats a frame of finite numbers as an array and refuses new rows with an empty cell.
-    """
+    """The frame in a form in which an estimator trained on it accepts new rows with empty cells, even if all cells are numbers."""
     from pandas.api import types
 
     numbers = [name for name in frame.columns if types.is_numeric_dtype(frame[name])]
@@ -211,9 +206,8 @@ def fingerprint(inputs: DataFrame, values: np.ndarray) -> str:
     from pandas.api import types
     from pandas.util import hash_pandas_object
 
-    numbers = [
-        name for name, kind in inputs.dtypes.items() if types.is_numeric_dtype(kind) and not types.is_bool_dtype(kind)
-    ]
+    kinds = inputs.dtypes.items()
+    numbers = [name for name, kind in kinds if types.is_numeric_dtype(kind) and not types.is_bool_dtype(kind)]
     inputs = inputs.astype(dict.fromkeys(numbers, float))
     digest = hashlib.sha256(repr([str(name) for name in inputs.columns]).encode())
     digest.update(hash_pandas_object(inputs.astype(str), index=False).to_numpy().tobytes())

@@ -39,8 +39,7 @@ class Group(Plain):
 
     @property
     def error(self) -> float:
-        """Standard error of the coverage. The computation counts one additional covered row and one additional uncovered row, so
-        the error is never 0."""
+        """Standard error of the coverage, with one more covered and one more uncovered row, so that the error is never 0."""
         share = (self.coverage * self.num_rows + 1) / (self.num_rows + 2)
         return float(np.sqrt(share * (1 - share) / self.num_rows))
 
@@ -75,17 +74,15 @@ class Judged:
         return tuple(found)
 
     def _by(self, what: str, labels: np.ndarray, inside: np.ndarray, size: np.ndarray) -> list[Group]:
-        names, counts = np.unique(labels.astype(str), return_counts=True)
-        order = [place for place in np.argsort(-counts, kind="stable")[:MAX_GROUPS] if counts[place] >= MIN_GROUP_ROWS]
-        rows = {names[place]: labels.astype(str) == names[place] for place in order}
-        return [
-            Group(f"{what} {shown(str(name))[:40]}", int(own.sum()), float(inside[own].mean()), float(size[own].mean()))
-            for name, own in rows.items()
-        ]
+        found, (names, counts) = [], np.unique(labels.astype(str), return_counts=True)
+        for place in np.argsort(-counts, kind="stable")[:MAX_GROUPS]:
+            if counts[place] >= MIN_GROUP_ROWS:
+                own, name = labels.astype(str) == names[place], f"{what} {shown(str(names[place]))[:40]}"
+                found.append(Group(name, int(counts[place]), float(inside[own].mean()), float(size[own].mean())))
+        return found
 
     def confusion(self, labels: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Number of rows for each true and each predicted class, in the order of `labels`; empty for a numeric target or for many
-        classes."""
+        """Number of rows for each true and each predicted class, in the order of `labels`; empty for numbers or many classes."""
         count = len(self.classes)
         if not 0 < count <= MAX_CONFUSED_CLASSES:
             return ()
@@ -94,8 +91,7 @@ class Judged:
         return tuple(map(tuple, np.bincount(both, minlength=count * count).reshape(count, count).tolist()))
 
     def figure(self, target: str) -> str:
-        """Plots as SVG. For a numeric target: the truth against predictions, and coverage against the stated level. For classes:
-        accuracy against confidence."""
+        """Plots as SVG: truth against prediction and coverage against stated level, or for classes accuracy against confidence."""
         if len(self.held_out.probs):
             return side_by_side([self._reliability()])
         return side_by_side([self._against_truth(target), self._coverage()])

@@ -142,10 +142,9 @@ def _label(value: float, percent: bool) -> str:
 
 
 def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | None, label: str) -> str:
-    """An SVG element that shows means and standard errors of many methods, one below the other, with the best on top.
+    """An SVG element that shows means and standard errors of many methods, one below the other, and a dashed `baseline`.
 
-    Each row consists of a title, a mean, its standard error, and whether the method is tied with the best. `baseline` is drawn as
-    a dashed line.
+    Each row consists of a title, a mean, its standard error, and whether the method is tied with the best; the best is on top.
     """
     row_height, left, right, bottom = 22, 174, 26, 42
     height, width = row_height * len(rows) + bottom + 8, 440
@@ -155,16 +154,17 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | No
     limit = means[0] + max(4 * (means[len(means) // 2] - means[0]), 6 * spread, 1e-9)
     shown = [(mean - error, mean + error) for _, mean, error, _ in rows if mean <= limit]
     low, high = _widened((min(pair[0] for pair in shown), max(pair[1] for pair in shown)))
-    margin = 0.04 * (high - low)
-    low, high = low - margin, high + margin
+    low, high = low - 0.04 * (high - low), high + 0.04 * (high - low)
 
     def across(value: float) -> float:
         return left + (width - left - right) * (min(max(value, low), high) - low) / (high - low)
 
-    parts = []
+    parts: list[str] = []
     for tick in ticks(low, high):
-        parts.append(_line((across(tick), across(tick)), (4, height - bottom)))
-        parts.append(_text(across(tick), height - bottom + 18, _label(tick, False)))
+        parts += (
+            _line((across(tick),) * 2, (4, height - bottom)),
+            _text(across(tick), height - bottom + 18, _label(tick, False)),
+        )
     if baseline is not None and low <= baseline <= high:
         x = across(baseline)
         parts.append(_line((x, x), (4, height - bottom), SECOND, stroke_dasharray="5 3"))
@@ -178,7 +178,5 @@ def ranking(rows: Sequence[tuple[str, float, float, bool]], baseline: float | No
         parts.append(_line((across(mean - error), across(mean + error)), (y, y), color, stroke_width=3))
         parts.append(tag("circle", cx=across(mean), cy=y, r=5, fill=color))
     parts.append(_text((left + width - right) / 2, height - 6, label))
-    opening = (
-        f'<svg class="ranking" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)} of each method">'
-    )
-    return "".join((opening, *parts, "</svg>"))
+    size, title = f'viewBox="0 0 {width} {height}"', f"{escape(label)} of each method"
+    return "".join((f'<svg class="ranking" {size} role="img" aria-label="{title}">', *parts, "</svg>"))

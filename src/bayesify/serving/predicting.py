@@ -190,9 +190,8 @@ class _Predicted:
             f"training, such as {example[:40]!r}."
             for name, (count, example) in self._unseen.items()
         )
-        warnings = (*self._warnings, *unseen)
-        moved = self._drift.moved()
-        return Outcome(self._num_rows, self._num_unusual, self._scores, tuple(self.notes), moved, warnings)
+        counts, warnings = (self._num_rows, self._num_unusual), (*self._warnings, *unseen)
+        return Outcome(*counts, self._scores, tuple(self.notes), self._drift.moved(), warnings)
 
     def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
         """The columns of the file, and the scores of the rows with a target."""
@@ -234,9 +233,7 @@ class _Predicted:
         lower, upper = found.interval(self._level)
         own = {"prediction": found.mean, "lower": lower, "upper": upper, "std": found.std}
         columns: dict[str, Sequence[Any]] = {name: values.detach()[:, 0].tolist() for name, values in own.items()}
-        extra: dict[str, Sequence[Any]] = {
-            name: values.tolist() for name, values in self._asked.about_numbers(found).items()
-        }
+        extra = {name: values.tolist() for name, values in self._asked.about_numbers(found).items()}
         self._note_tails(extra)
         if target not in frame:
             return columns, extra, Scores()
@@ -347,8 +344,7 @@ def _keys(about: About, frame: DataFrame, columns: Mapping[str, Sequence[Any]]) 
 
 
 def _dialect(about: About, frame: DataFrame) -> tuple[str, str]:
-    """Separator and decimal mark of the file. Both are taken from the table; the decimal mark is a comma if the table and the
-    training target use decimal commas."""
+    """Separator and decimal mark of the table; the mark is a comma if the table and the training target use decimal commas."""
     separator, decimal = frame.attrs.get(DIALECT, (",", "."))
     written_alike = DIALECT in frame.attrs and frame.attrs.get(DECIMAL_COMMAS) and about.target in about.commas
     return separator, "," if written_alike else decimal
@@ -360,7 +356,6 @@ def _written(cells: Sequence[Any], decimal: str) -> list[Any]:
 
 
 def _cell(text: object) -> str:
-    """A text as a cell of the file. An apostrophe is put before a formula, because a spreadsheet would otherwise run the
-    formula."""
+    """A text as a cell of the file. An apostrophe before a formula keeps spreadsheets from running it."""
     found = str(text)
     return f"'{found}" if found.startswith(FORMULA_STARTS) and not is_number(found) else found

@@ -86,12 +86,9 @@ class Costs:
         if missing or len(names) != len(classes) or not decisions:
             what = "the file needs one row per class and one column per decision"
             what = f"there is no row for the class {missing[0]!r}" if missing else what
-            raise InputError(
-                f"--costs {path}: {what}; put the classes into the first column and the "
-                "decisions into the other columns"
-            )
-        rows = [names.index(name) for name in classes]
-        cells = frame.iloc[rows, 1:].to_numpy(object)
+            remedy = "put the classes into the first column and the decisions into the other columns"
+            raise InputError(f"--costs {path}: {what}; {remedy}")
+        cells = frame.iloc[[names.index(name) for name in classes], 1:].to_numpy(object)
         return cls(decisions, np.array([[number_of(f"--costs {path}:", str(cell)) for cell in row] for row in cells]))
 
     def decide(self, probs: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -129,8 +126,8 @@ class Questions:
         wrong = {"--costs": self.costs} if about.task == "regression" else numbers
         for option, value in wrong.items():
             if value:
-                needed, held = ("classes", "numbers") if about.task == "regression" else ("numbers", "classes")
-                hint = "--above or --quantiles" if about.task == "regression" else "--costs"
+                words = "classes", "numbers", "--above or --quantiles"
+                needed, held, hint = words if about.task == "regression" else ("numbers", "classes", "--costs")
                 raise InputError(
                     f"{option}: this option is for models that predict {needed}, but {about.target!r} holds {held}; omit "
                     f"the option, or use {hint}"

@@ -31,21 +31,19 @@ if TYPE_CHECKING:
 
 SCIKIT_LEARN = {"diabetes": "load_diabetes", "iris": "load_iris", "breast_cancer": "load_breast_cancer"}
 """Data sets that are part of scikit-learn, and their loaders."""
-PACKED_EXTENSIONS = (".gz", ".bz2", ".xz", ".zip")
 EXTENSIONS = (
-    *PACKED_EXTENSIONS,
-    ".csv",
-    ".tsv",
-    ".txt",
-    ".xlsx",
-    ".xls",
-    ".parquet",
-    ".json",
-    ".jsonl",
-    ".ndjson",
-    ".data",
+    *(".gz", ".bz2", ".xz", ".zip", ".csv", ".tsv", ".txt", ".data"),
+    *(".xlsx", ".xls", ".parquet", ".json", ".jsonl", ".ndjson"),
 )
 """Extensions of files with tables."""
+PART_ROWS = 20_000
+"""Number of rows per part."""
+MAX_WHOLE_BYTES = 4 << 20
+"""Files up to this size are read as a whole."""
+
+
+Standard = tuple[tuple[np.ndarray, np.ndarray], ...]
+"""Training and test rows of the splits that a data set defines."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +56,11 @@ class Source:
     notes: tuple[str, ...] = ()  # sentences that say how the table was read
     target: str | None = None  # target column of a named data set
     task: Task | None = None  # task of a named data set
-    standard: tuple[
-        tuple[np.ndarray, np.ndarray], ...
-    ] = ()  # training and test rows of the splits that a data set defines
+    standard: Standard = ()  # training and test rows of the splits that a data set defines
 
 
 def read_source(data: str, reading: Reading | None = None) -> Source:
-    """Read a table from the file with this path, from standard input (`-`), or from the UCI or scikit-learn data set with this
-    name."""
+    """Read a table from a file, from standard input (`-`), or from the UCI or scikit-learn data set with this name."""
     if not is_path(data):
         return _named(data)
     frame, notes = read_table(Path(data), reading)
@@ -107,18 +102,9 @@ def _named(name: str) -> Source:
     return Source(frame, name, name, (), "y", table.task, pairs)
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-PART_ROWS = 20_000
-"""Number of rows per part."""
-MAX_WHOLE_BYTES = 4 << 20
-"""Files up to this size are read as a whole."""
-
-
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a table, in order. The parts can be read several times.
+    """The parts of a table, which can be read several times.
 
     For each part, iteration yields the number of rows before the part, the rows of the part with a running index, and the notes.
     """
@@ -139,12 +125,9 @@ class Parts:
 def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None) -> Parts:
     """Read a table in parts. Together, the parts are equal to the result of `read_table`.
 
-    Encoding, separator and style of numbers are detected from the whole file. A CSV file is read several times, part by part, and
-    a Parquet file is read by row groups. So only one part of such a file is in memory at a time. Other files are read as a whole.
-    No file is written.
-
-    Raises:
-        InputError: If `read_table` would raise it, or if the file changes while it is read.
+    A CSV file is read several times, part by part, to detect encoding, separator and style of numbers from the whole file. A
+    Parquet file is read by row groups. So only one part of such a file is in memory at a time. Other files are read as a whole.
+    Raises `InputError` if `read_table` would raise it, or if the file changes while it is read.
     """
     reading = reading or Reading()
     if path.is_file() and path.stat().st_size > MAX_WHOLE_BYTES:
@@ -166,6 +149,5 @@ def _unchanged(path: Path, frames: Iterator[DataFrame]) -> Iterator[DataFrame]:
     before = path.stat()
     for frame in frames:
         yield frame
-        now = path.stat()
-        if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
+        if (now := path.stat()).st_size != before.st_size or now.st_mtime_ns != before.st_mtime_ns:
             raise InputError(f"{path}: the file changed while it was read; wait until it is complete, and try again")

@@ -81,9 +81,8 @@ def update_table(
     every.attrs[DECIMAL_COMMAS] = [column for column in every.columns if column in commas]
     if kept is None:
         _check_rows(about, task, frame, folder, name)
-    options = {
-        key: value for key, value in model.estimator.get_params(deep=False).items() if key not in FITTED_ELSEWHERE
-    }
+    given = model.estimator.get_params(deep=False)
+    options = {key: value for key, value in given.items() if key not in FITTED_ELSEWHERE}
     updated = fit_table(
         every, about.target, name=about.table if kept is None else f"{about.table} and {name}", notes=(*notes, *others),
         method=str(about.choices["method"]), task=task, seed=about.seed, keep_rows=keep_rows or kept is not None,
@@ -100,13 +99,11 @@ def _check_columns(about: About, frame: DataFrame, folder: Path, name: str) -> N
                 f"{name}: column {column!r}, which {folder} needs, is missing; give all columns of the training rows"
             )
     for known in about.columns:
-        if known.kind != "text" and frame[known.name].notna().any():
-            kind = kind_of(known.name, frame[known.name])
-            if kind != known.kind:
-                raise InputError(
-                    f"{name}: column {known.name!r} holds {kind}s, but it held {known.kind}s when {folder} was trained; "
-                    f"give {known.kind}s"
-                )
+        if known.kind == "text" or not frame[known.name].notna().any():
+            continue
+        if (kind := kind_of(known.name, frame[known.name])) != known.kind:
+            held = f"holds {kind}s, but it held {known.kind}s when {folder} was trained"
+            raise InputError(f"{name}: column {known.name!r} {held}; give {known.kind}s")
 
 
 def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
@@ -116,8 +113,7 @@ def _joined(kept: DataFrame, frame: DataFrame) -> DataFrame:
 
 
 def _repeated_rows(kept: DataFrame | None, frame: DataFrame, name: str) -> list[str]:
-    """A list with one warning if the folder already stores most rows of the table, for example because the same file is passed
-    twice; otherwise an empty list."""
+    """One warning if the folder already stores most rows of the table, for example because the same file was passed twice."""
     if kept is None or not len(frame):
         return []
     import pandas
