@@ -683,7 +683,7 @@ def test_example_weights_are_not_taken_for_statistics_that_differ():
 
 def test_a_continued_run_is_judged_by_the_best_epoch_even_if_it_came_before():
     """With patience, the run returns the first epoch, so the worse scores after the interruption do not matter."""
-    settings = SimpleNamespace(patience=2, total_epochs=2, accumulate=1, num_data=8)
+    settings = SimpleNamespace(patience=2, total_epochs=2, steps=bayesify.training.Steps(), num_data=8)
     bnn = bayesify.bayesianize(nn.Linear(2, 2), "mean_field")
     watch, continued = (Watch(bnn, settings, None, torch.device("cpu")) for _ in range(2))
     watch.start, watch._validated = Score(0.3, 0.9, 1000), Score(0.3, 0.9, 1000, losses=(0.1, 0.5))

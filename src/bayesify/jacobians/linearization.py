@@ -25,6 +25,7 @@ from bayesify.maths.gamma import as_float
 from bayesify.running.inputs_and_outputs import (
     batch_size,
     explain_shape_errors,
+    kinds_of,
     map_rows,
     select_output,
     split_rows,
@@ -174,7 +175,7 @@ class Jacobians:
 
     def feature_cost(self, args: Args, kwargs: Kwargs) -> FeatureCost | None:
         """Cost of an example in a pass for `features`, measured once per shape of the inputs; `None` if there are no features."""
-        key = _shapes(args, kwargs)
+        key = tuple(kinds_of(args, kwargs))
         if not self._may_end:
             return None
         if key not in self._feature_costs:
@@ -246,7 +247,7 @@ class Jacobians:
 
     def cost(self, args: Args, kwargs: Kwargs) -> Cost:
         """Cost of an example, measured once per shape of the inputs."""
-        key = _shapes(args, kwargs)
+        key = tuple(kinds_of(args, kwargs))
         if key not in self._costs:
             with explain_shape_errors(args, kwargs):
                 activations, output = count_activation_bytes(self.runner, args, kwargs)
@@ -455,11 +456,6 @@ def _load_forward_rules() -> None:
     with FILTERS, warnings.catch_warnings(), suppress(ImportError):
         warnings.simplefilter("ignore", DeprecationWarning)
         import_module("torch._decomp.decompositions_for_jvp")
-
-
-def _shapes(args: Args, kwargs: Kwargs) -> Any:
-    leaves = pytree.tree_leaves((args, dict(kwargs)))
-    return tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _watched(uses: Uses) -> dict[nn.Module, Rule]:

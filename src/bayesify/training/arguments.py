@@ -264,6 +264,8 @@ class Position:
     batches: Natural = 0  # number of finished batches in the current epoch
     examples: Natural = 0  # number of examples in these batches
     seconds: float = 0.0  # time spent on these batches
+    steps: Natural = 0  # number of all finished steps; set for a checkpoint
+    sums: Any = None  # sums of the epoch, as in `Sums`; set for a checkpoint
     kl_weight: float = 0.0  # weight of the KL in the last step
     best: Any = None  # validation NLL of the best epoch so far, which may be infinite
     waited: Natural = 0  # number of epochs since the best epoch

@@ -100,7 +100,7 @@ class Checkpoint:
         in `OPTIONAL_ENTRIES` are compared only if both runs have them.
         """
         with altered(path):
-            position, _, _ = self.place()
+            position = self.place()
             ours, theirs = _shapes(model_state(module)), _shapes(self.model)
         if ours != theirs:
             place = next(name for name in (*ours, *theirs) if ours.get(name) != theirs.get(name))
@@ -139,21 +139,13 @@ class Checkpoint:
                 "resume=False)"
             )
 
-    def place(self) -> tuple[Position, int, list[Any]]:
-        """Position, number of steps, and sums of the epoch. Impossible entries raise an error, because an edited file
-        can have a valid checksum."""
-        given = dict(self.position)
-        steps, sums = given.pop("steps"), given.pop("sums")
-        if not isinstance(steps, int) or steps < 0 or len(sums) != 5:
-            raise ValueError(
-                f"the position of the run in the checkpoint has steps={steps!r} and {len(sums)} sums, but fit writes "
-                "a whole number of steps and 5 sums"
-            )
-        if given.keys() != Position.__dataclass_fields__.keys():
+    def place(self) -> Position:
+        """Position in the run. Impossible entries raise an error, because an edited file can have a valid checksum."""
+        if self.position.keys() != Position.__dataclass_fields__.keys() or len(self.position["sums"]) != 5:
             raise ValueError("the checkpoint does not say as expected how far the run had come")
-        if given["best"] is not None:
-            float(given["best"])
-        return Position(**given), steps, sums
+        if self.position["best"] is not None:
+            float(self.position["best"])
+        return Position(**self.position)
 
 
 @contextmanager
@@ -249,15 +241,12 @@ def data_fingerprint(loader: Any) -> list[str]:
         return rows[place] if indexed else next(iter(loader))
 
     try:
-        places = _places(len(rows)) if indexed else [0]
+        last, parts = (len(rows) - 1 if indexed else 0), FINGERPRINT_ROWS - 1
+        places = sorted({round(place * last / parts) for place in range(FINGERPRINT_ROWS)})
         first, second = ([_seen(loader, look, place) for place in places] for _ in range(2))
     except Exception:  # training will report problems of the data, with epoch and batch
         return []
     return first if first == second else []
-
-
-def _places(count: int) -> list[int]:
-    return sorted({round(place * (count - 1) / (FINGERPRINT_ROWS - 1)) for place in range(FINGERPRINT_ROWS)})
 
 
 def _seen(loader: Any, look: Callable[[int], Any], place: int) -> str:

@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -417,7 +417,7 @@ class TrainingLoop:
             Checkpoint(
                 settings=self.description,
                 data=self.data,
-                position=asdict(self.position) | {"sums": sums, "steps": self.step.taken},
+                position=asdict(replace(self.position, sums=sums, steps=self.step.taken)),
                 history=list(self.history),
                 model=model_state(self.model.module) | self.noise.replaced | (average.replaced if average else {}),
                 best=self.best_state,
@@ -436,8 +436,9 @@ class TrainingLoop:
         try:
             with altered(self.path):
                 self.description, self.data = stored.settings, stored.data or self.data
-                self.position, self.step.taken, sums = stored.place()
-                self.step.sums.set(sums if rank == 0 else [])
+                self.position = stored.place()
+                self.step.taken = self.position.steps
+                self.step.sums.set(self.position.sums if rank == 0 else [])
                 self.history = History(stored.history)
                 self.watch.load(stored.observed, self.step.sums.values)
                 set_model_state(self.model.module, stored.model)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import astuple
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -129,9 +130,9 @@ class Watch:
         steps = (batches or MIN_WATCHED_STEPS) * settings.total_epochs / settings.steps.accumulate
         self._looks = steps >= MIN_WATCHED_STEPS
         self._allowed = min(MAX_SCORED_EXAMPLES, MAX_SCORING_SHARE * 3 * settings.total_epochs * settings.num_data)
-        self._totals: Totals | None = None
-        self._network: nn.Module | None = None
-        self._first: list[Batch] = []  # batches on which the given network was scored
+        self._network: nn.Module | None = None  # the given network, while it is scored on training batches
+        self._totals = Totals()  # its scores
+        self._first: list[Batch] = []  # batches on which it was scored
         self._last: list[Batch] = []
         self._validated: Score | None = None  # score of the epoch whose model the run returns
 
@@ -140,40 +141,36 @@ class Watch:
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
         """Begin a new run, not a continued one. `score` takes a prediction function and returns the validation scores of its
         predictions."""
+        network: nn.Module | None = None
         if self._looks:
             with self._aside():
                 self._widths, self.spread = weight_spread(self.model, self.device)
             with self._aside():
-                self._network = start_network(self.model)
+                network = start_network(self.model)
         if self._bnn is not None:
             self._bnn.given_weights = {}
-        if self._network is not None and score is not None:
-            with self._aside():
-                self.start = score(self._predict_start)
-                self._tell_if_elsewhere(self.start)
-            self._network = None
-        elif self._network is not None:
-            self._totals = Totals()
+        if score is None or network is None:
+            self._network = network
+            return
+        with self._aside():
+            self.start = score(partial(self._predict_start, network))
+            self._tell_if_elsewhere(self.start)
 
     def before_step(self, phase: Phase, batches: Sequence[Batch], last_epoch: bool) -> None:
         """Look at the batches of a step before the step is taken."""
         if phase != self.phase:
             self.trace, self.phase = Trace(), phase
-        for batch in batches if self._network is not None else ():
-            totals = self._totals
-            assert totals is not None
-            if self._too_many(totals.total, batch):
-                self._close_start()
+        for batch in batches:
+            network, self._network = self._network, None  # the scoring ends with enough examples or with an error
+            if network is None or self._too_many(self._totals.total, batch):
                 break
-            seen = len(self._first)
             with self._aside():
-                totals.add(self._predict_start(batch.to(self.device).x), batch.to(self.device))
+                moved = batch.to(self.device)
+                self._totals.add(self._predict_start(network, moved.x), moved)
                 if not self._first:
-                    self._tell_if_elsewhere(totals.score())
+                    self._tell_if_elsewhere(self._totals.score())
                 self._first.append(batch)
-            if len(self._first) == seen:
-                self._network = None
-                break
+                self._network = network
         if last_epoch and self._looks:
             for batch in batches:
                 if not self._too_many(sum(map(len, self._last)), batch):
@@ -183,16 +180,15 @@ class Watch:
         return count > 0 and count + len(batch) > self._allowed
 
     def _close_start(self) -> None:
-        if self._totals is not None and self._totals.total > 0:
+        if self.start is None and self._totals.total > 0:
             self.start = self._totals.score()
-        self._network = self._totals = None
+        self._network = None
 
-    def _predict_start(self, x: Any) -> Predictive:
+    def _predict_start(self, network: nn.Module, x: Any) -> Predictive:
         bnn = self._bnn
-        assert self._network is not None
         assert bnn is not None
         assert bnn.likelihood is not None
-        prediction = predict_plain(self._network, x, bnn.likelihood, bnn.output)
+        prediction = predict_plain(network, x, bnn.likelihood, bnn.output)
         if not self.first:
             self._tell(rules.probabilities_as_logits(bnn.likelihood, prediction.outputs[0]))
         return prediction
@@ -302,7 +298,7 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint."""
-        score = self._totals.score() if self._totals is not None and self._totals.total > 0 else self.start
+        score = self._totals.score() if self.start is None and self._totals.total > 0 else self.start
         return {
             "trace": self.trace.state(),
             "phase": self.phase,
