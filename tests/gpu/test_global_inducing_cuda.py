@@ -35,8 +35,8 @@ def test_moments_of_convolutions_are_those_of_the_cpu(stride):
     geometry = Geometry((3, 3), (stride, stride), (1, 1), ((1, 1), (1, 1)))
     x, y = (torch.randn(6, 4, *size, generator=generator) for size in ((9, 8), geometry.outputs((9, 8))))
     ones = torch.rand(6, generator=generator)
-    here = convolution_moments(x, y, geometry, ones, ones)
-    there = convolution_moments(x.cuda(), y.cuda(), geometry, ones.cuda(), ones.cuda())
+    here = convolution_moments(x, y, geometry, ones)
+    there = convolution_moments(x.cuda(), y.cuda(), geometry, ones.cuda())
     for own, other in zip(here, there, strict=True):
         torch.testing.assert_close(own, other.cpu(), rtol=1e-3, atol=1e-3)
 

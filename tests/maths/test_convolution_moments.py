@@ -108,10 +108,6 @@ def test_a_column_for_the_bias(geometry: Geometry) -> None:
     column = ones.repeat_interleave(a.shape[1] // M).view(1, -1, 1).expand(geometry.groups, -1, -1)
     a = torch.cat((a, column), -1)
     same(convolution_moments(x, v, geometry, ones), (a.mT @ a, a.mT @ t), (x, v, ones))
-    scale = torch.tensor([0.5, 2.0, 3.0], dtype=torch.float64).requires_grad_()
-    each = scale.repeat_interleave(a.shape[1] // M).view(1, -1, 1)
-    a = torch.cat((a[..., :-1] * each, column), -1)
-    same(convolution_moments(x, v, geometry, ones, scale), (a.mT @ a, a.mT @ (t * each)), (x, v, ones, scale))
 
 
 @pytest.mark.parametrize("geometry", [each for each in GEOMETRIES[::3] if max(each.stride) == 1], ids=name)

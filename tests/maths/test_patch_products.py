@@ -35,7 +35,8 @@ def test_matrices_and_gradients_are_those_of_float64(geometry, bias, largest, de
     near = [value.to(device, copy=True).requires_grad_() for value in (x, v, scale)]
     exact = [value.double().requires_grad_() for value in (x, v, scale)]
     found = [part.cpu() for part in patch_products.patch_products(*near[:2], geometry, near[2], bias)]
-    known = convolution_moments(*exact[:2], geometry, exact[2] if bias else None, exact[2])
+    scaled = [value * exact[2].view(-1, *[1] * (x.ndim - 1)) for value in exact[:2]]
+    known = convolution_moments(*scaled, geometry, exact[2] if bias else None)
     for own, other in zip(found, known, strict=True):
         limit = 2e-5 if own.shape[-1] == own.shape[-2] else 2**-8
         torch.testing.assert_close(own.double(), other, rtol=limit, atol=limit * float(other.detach().abs().max()))

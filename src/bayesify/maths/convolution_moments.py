@@ -70,20 +70,17 @@ def windows(padded: Tensor, kernel: Sequence[int], stride: Sequence[int], dilati
     return padded
 
 
-def lag_moments(
-    x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None, scale: Tensor | None
-) -> tuple[Tensor, ...]:
-    r"""The matrices of `convolution_moments` at stride 1, without the bias. With a bias, the function also returns the sums of
-    the patches, [G, D], and the sums of the targets, [G, R]."""
+def lag_moments(x: Tensor, targets: Tensor, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """The same matrices as `patch_moments`, at stride 1."""
     groups, positions = geometry.groups, math.prod(geometry.kernel)
     maps, outputs = (value.unflatten(1, (groups, -1)) for value in (x, targets))
     plan = _plan(tuple(x.shape[2:]), geometry, x.device)
-    found, boxes, cross, sums, totals = _Lagged.apply(maps, outputs, ones, scale, plan, geometry)
+    found, boxes, cross = _Lagged.apply(maps, outputs, plan, geometry)
     gram = plan.subtract(torch.cat((found, found.mT))[plan.order], boxes)  # [pairs, G, C, C]
     width = maps.shape[2]
     gram = gram.unflatten(0, (positions, positions)).permute(2, 3, 0, 4, 1)  # [G, C, K, C, K]
     square = gram.reshape(groups, width * positions, width * positions)
-    return square, cross.permute(1, 2, 0, 3).flatten(1, 2), sums.permute(1, 2, 0).flatten(1), totals
+    return square, cross.permute(1, 2, 0, 3).flatten(1, 2)
 
 
 def _negated(lag: Offset) -> Offset:
@@ -178,21 +175,13 @@ def _outside(a: Offset, b: Offset, sizes: Sequence[int], geometry: Geometry) -> 
 
 class _Lagged(Function):
     """Three kinds of correlations: of maps at lags, [lags, G, C, C]; of maps over boxes, [boxes, G, C, C]; and of maps with
-    targets, [K, G, C, R]. With a bias, the results also include the sums of the maps and the sums of the targets.
+    targets, [K, G, C, R].
 
     Each border is extracted from the map once, and all gradients with respect to the map are accumulated in one tensor.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        maps: Tensor,
-        targets: Tensor,
-        ones: Tensor | None,
-        scale: Tensor | None,
-        plan: _Plan,
-        geometry: Geometry,
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, maps: Tensor, targets: Tensor, plan: _Plan, geometry: Geometry) -> tuple[Tensor, ...]:
         boxes = plan.boxes
         shifts = [
             tuple(pad[0] - d * i for pad, d, i in zip(geometry.padding, geometry.dilation, a, strict=True))
@@ -204,44 +193,26 @@ class _Lagged(Function):
                 maps.shape[3:], geometry.padding, targets.shape[3:], geometry.dilation, geometry.kernel, strict=True
             )
         ]
-        own, cross, spectra = correlate(maps, targets, plan.lags, shifts, sizes, scale)
+        own, cross, spectra = correlate(maps, targets, plan.lags, shifts, sizes)
         strips = _strips(boxes)
         starts = {key: first for key, (first, _) in strips.items()}
         sides: list[Tensor] = []
         for (axis, _), (first, end) in strips.items():
             strip = maps.narrow(3 + axis, first, end - first)
-            strip = strip if scale is None else strip * _along(scale, strip)
             sides.append(strip.movedim(0, 1).movedim(2, -1).contiguous())  # [G, M, *n, C]
         found = own.new_zeros(len(boxes), *own.shape[1:])
         for index, (left, right) in enumerate(_factors(boxes, starts, sides)):
             found[index] = left.flatten(1, -2).mT @ right.flatten(1, -2)
-        sums, totals = cross.new_zeros(cross.shape[:3]), cross.new_zeros(cross.shape[1], cross.shape[3])
-        if ones is not None:
-            total = torch.tensordot(ones if scale is None else ones * scale, maps, 1)  # [G, C, *n]
-            windows = _windows(total, geometry, targets.shape[3:])
-            sums = torch.stack([window.flatten(2).sum(-1) for window in windows])
-            totals = (spectra.right_sums() * ones.view(-1, 1)).sum(1)
-        ctx.save_for_backward(maps, targets, ones, scale, spectra.both, spectra.own, spectra.cross, *sides)
-        ctx.geometry = geometry
+        ctx.save_for_backward(spectra.both, spectra.own, spectra.cross, *sides)
         ctx.sizes, ctx.boxes, ctx.starts, ctx.shapes = spectra.sizes, boxes, starts, (maps.shape, targets.shape)
-        return own, found, cross, sums, totals
+        return own, found, cross
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        maps, targets, ones, scale, both, own, cross, *sides = ctx.saved_tensors
-        spectra = Spectra(both, own, cross, ctx.sizes, maps.shape[2])
-        by_sums = None if ones is None else ones.view(-1, 1) * grads[4].unsqueeze(1)
-        by_maps, by_targets = correlate_gradient(spectra, grads[0], grads[2], ctx.shapes, by_sums, scale)
-        by_ones = None
-        if ones is not None:
-            by_total = torch.zeros_like(maps[0])
-            for window, share in zip(_windows(by_total, ctx.geometry, ctx.shapes[1][3:]), grads[3], strict=True):
-                window += share.view(*share.shape, *[1] * (window.ndim - 2))
-            by_maps.addcmul_(_along(ones if scale is None else ones * scale, by_maps), by_total)
-            through = maps.flatten(1) @ by_total.flatten()
-            by_ones = through if scale is None else through * scale
-            by_ones = by_ones + (spectra.right_sums() * grads[4].unsqueeze(1)).sum((0, 2))
+        both, own, cross, *sides = ctx.saved_tensors
+        spectra = Spectra(both, own, cross, ctx.sizes, ctx.shapes[0][2])
+        by_maps, by_targets = correlate_gradient(spectra, grads[0], grads[2], ctx.shapes)
         grad = grads[1].contiguous()
         turned = grad.mT.contiguous()  # a transposed right operand can be slow
         filled = [torch.zeros_like(side) for side in sides]
@@ -250,35 +221,8 @@ class _Lagged(Function):
             by_left += (right.flatten(1, -2) @ turned[index]).view(left.shape)
             by_right += (left.flatten(1, -2) @ grad[index]).view(right.shape)
         for ((axis, _), start), side in zip(ctx.starts.items(), filled, strict=True):
-            strip = side.movedim(-1, 2).movedim(1, 0)
-            strip = strip if scale is None else strip * _along(scale, strip)
-            by_maps.narrow(3 + axis, start, side.shape[2 + axis]).add_(strip)
-        by_scale = None
-        if scale is not None:
-            products = _row_products(by_maps.flatten(1), maps.flatten(1))
-            by_scale = (products + _row_products(by_targets.flatten(1), targets.flatten(1))) / scale
-        return by_maps, by_targets, by_ones, by_scale, None, None
-
-
-def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    return numbers.view(-1, *[1] * (value.ndim - 1))
-
-
-def _row_products(left: Tensor, right: Tensor) -> Tensor:
-    """Inner products [M] of the rows of two matrices [M, n], in one pass over memory."""
-    return torch.bmm(left.unsqueeze(1), right.unsqueeze(2)).flatten()
-
-
-def _windows(total: Tensor, geometry: Geometry, sizes: Sequence[int]) -> list[Tensor]:
-    """For each kernel position, a view of the part of a map [G, C, *n] that it sees at stride 1 without padding."""
-    found = []
-    for offset in geometry.offsets:
-        window = total
-        for axis, (i, d, pad, o) in enumerate(zip(offset, geometry.dilation, geometry.padding, sizes, strict=True)):
-            first, end = max(0, d * i - pad[0]), min(total.shape[2 + axis], o + d * i - pad[0])
-            window = window.narrow(2 + axis, min(first, max(end, 0)), max(0, end - first))
-        found.append(window)
-    return found
+            by_maps.narrow(3 + axis, start, side.shape[2 + axis]).add_(side.movedim(-1, 2).movedim(1, 0))
+        return by_maps, by_targets, None, None
 
 
 def _strips(boxes: Sequence[_Box]) -> dict[tuple[int, bool], tuple[int, int]]:
@@ -310,30 +254,21 @@ MAX_MAPS_OF_PATCHES = 2
 
 
 def convolution_moments(
-    x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None = None, scale: Tensor | None = None
+    x: Tensor, targets: Tensor, geometry: Geometry, ones: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    r"""$A^\top A$ and $A^\top V$ for each group.
-
-    If $\Lambda$ is diagonal with one value per example, pass its square root as `scale` and `ones`. If $\Lambda$ is a
-    full matrix over examples, multiply x, V and the ones by its square root first.
+    r"""$A^\top A$ and $A^\top V$ for each group. For $A^\top \Lambda A$ and $A^\top \Lambda V$, multiply x, V and the ones by
+    $\Lambda^{1/2}$ first.
 
     The map x is [M, c_in, *n], and the targets V are [M, c_out, *o]. With a bias, `ones` [M] contains the entry of each example
-    in the last column of A. `scale` [M] multiplies x and V of each example. The two matrices are [G, D, D] and [G, D, c_out / G].
-    D is c_in / G times the number of kernel positions, plus 1 for a bias.
+    in the last column of A. The two matrices are [G, D, D] and [G, D, c_out / G]. D is c_in / G times the number of kernel
+    positions, plus 1 for a bias.
     """
-    if any(size > 1 for size in geometry.stride) or math.prod(geometry.kernel) == 1:
-        if scale is not None:
-            shape = (-1, *[1] * (x.ndim - 1))
-            x, targets = x * scale.view(shape), targets * scale.view(shape)
-        gram, cross = patch_moments(x, targets, geometry)
-        if ones is None:
-            return gram, cross
-        totals = (ones @ targets.reshape(*targets.shape[:2], -1).sum(-1)).view(geometry.groups, -1)
-        sums = _patches(torch.tensordot(ones, x, 1).unsqueeze(0), geometry).sum(-1)  # weighted by `ones`
-    else:
-        gram, cross, sums, totals = lag_moments(x, targets, geometry, ones, scale)
-        if ones is None:
-            return gram, cross
+    by_patches = max(geometry.stride) > 1 or math.prod(geometry.kernel) == 1
+    gram, cross = (patch_moments if by_patches else lag_moments)(x, targets, geometry)
+    if ones is None:
+        return gram, cross
+    totals = (ones @ targets.flatten(2).sum(-1)).view(geometry.groups, -1)
+    sums = _patches(torch.tensordot(ones, x, 1).unsqueeze(0), geometry).sum(-1)  # weighted by `ones`
     count = (ones.square().sum() * math.prod(targets.shape[2:])).expand(geometry.groups, 1, 1)
     gram = torch.cat((torch.cat((gram, sums.unsqueeze(-1)), -1), torch.cat((sums.unsqueeze(-2), count), -1)), -2)
     return gram, torch.cat((cross, totals.unsqueeze(-2)), -2)

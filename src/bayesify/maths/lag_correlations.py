@@ -47,10 +47,6 @@ class Spectra:
     sizes: tuple[int, ...]  # period in each axis
     channels: int  # C
 
-    def right_sums(self) -> Tensor:
-        """Sums of y over its positions, which are its spectrum at frequency 0. The sums have shape [G, M, R]."""
-        return self.both[0, :, 0, :, self.channels :]
-
 
 def correlate(
     x: Tensor,  # [M, G, C, *n]
@@ -58,7 +54,6 @@ def correlate(
     own_lags: Sequence[Lag],  # lags between x and x
     cross_lags: Sequence[Lag],  # lags between x and y
     sizes: Sequence[int],  # period in each axis, so large that no lag wraps around
-    scale: Tensor | None = None,  # factor by which x and y of each example are multiplied, [M]
 ) -> tuple[Tensor, Tensor, Spectra]:
     r"""The correlations $\sum_{m, q} x_{mgc}(q)\, x_{mge}(q + \delta)$ and $\sum_{m, q} x_{mgc}(q)\, y_{mgr}(q +
     \delta)$, where maps are 0 outside their borders.
@@ -72,7 +67,7 @@ def correlate(
     the values for `correlate_gradient`.
     """
     period, channels = tuple(sizes), x.shape[2]
-    both = _spectrum(x, y, period, scale)
+    both = _spectrum(x, y, period)
     own, cross = (_waves(tuple(lags), period, x.dtype, x.device) for lags in (own_lags, cross_lags))
     counts = _weights(period, x.dtype, x.device) / math.prod(period)
     own_found: Any = 0.0
@@ -93,18 +88,11 @@ def correlate(
 
 
 def correlate_gradient(
-    spectra: Spectra,
-    own: Tensor,
-    cross: Tensor,
-    shapes: tuple[Sequence[int], Sequence[int]],
-    sums: Tensor | None = None,
-    scale: Tensor | None = None,
+    spectra: Spectra, own: Tensor, cross: Tensor, shapes: tuple[Sequence[int], Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
     """Gradients with respect to x and y: sums of shifted maps, computed by the same transforms.
 
-    `own` and `cross` are gradients with respect to the results of `correlate`. `sums` is the gradient with respect to the sums of
-    y over positions, [G, M, R]; it is used only if these sums were taken from the spectrum. If `scale` is `None` although
-    `correlate` used a scale, the results are gradients with respect to the scaled maps.
+    `own` and `cross` are gradients with respect to the results of `correlate`.
     """
     both, channels = spectra.both, spectra.channels
     grad = torch.empty_like(both)
@@ -118,9 +106,7 @@ def correlate_gradient(
         _rotate(both[part], real, imaginary, grad[part, ..., :channels])
         left = both[part, ..., :channels]
         _rotate(left, _lag_sum(theirs, cross), _lag_sum(-others, cross), grad[part, ..., channels:])
-    if sums is not None:
-        grad[0, :, 0, :, channels:] += math.prod(spectra.sizes) * sums
-    return _maps(grad, channels, shapes, spectra.sizes, scale)
+    return _maps(grad, channels, shapes, spectra.sizes)
 
 
 def _rotate(spectrum: Tensor, real: Tensor, imaginary: Tensor, out: Tensor) -> None:
@@ -163,7 +149,7 @@ def _chunks(both: Tensor, channels: int) -> list[slice]:
 # -- transforms --------------------------------------------------------------------------------------------------------
 
 
-def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None) -> Tensor:
+def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Fourier transforms [F, G, 2, M, C + R] of the maps x [M, G, C, *n] and y [M, G, R, *o].
 
     Along the first axis of the maps, only half of the frequencies are computed; along the other axes, all are.
@@ -173,18 +159,13 @@ def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None
     if max(sizes) > MAX_MATRIX_PERIOD:
         dims, period = (*range(4, x.ndim), 3), (*sizes[1:], sizes[0])
         found = torch.cat([torch.fft.rfftn(maps, s=period, dim=dims).flatten(3) for maps in (x, y)], 2)
-        spectrum = torch.view_as_real(found).permute(3, 1, 4, 0, 2).contiguous()
-        return spectrum if scale is None else spectrum.mul_(scale.view(-1, 1))
+        return torch.view_as_real(found).permute(3, 1, 4, 0, 2).contiguous()
     lengths = [max(n, o) for n, o in zip(x.shape[3:], y.shape[3:], strict=True)]
     make = x.new_empty if x.shape[3:] == y.shape[3:] else x.new_zeros
     values = make(*lengths, groups, examples, width)
     for maps, part in ((x, slice(channels)), (y, slice(channels, None))):
         corner = values[(*(slice(size) for size in maps.shape[3:]), ..., part)]
-        turned = maps.permute(*range(3, maps.ndim), 1, 0, 2)
-        if scale is None:
-            corner.copy_(turned)
-        else:
-            torch.mul(turned, scale.view(-1, 1), out=corner)
+        corner.copy_(maps.permute(*range(3, maps.ndim), 1, 0, 2))
     matrix = _matrices(sizes[0], lengths[0], True, x.dtype, x.device)[0]
     values = matrix @ values.flatten(1)  # [(f, 2), n_2 ... C + R]
     for size, length in zip(sizes[1:], lengths[1:], strict=True):
@@ -195,14 +176,9 @@ def _spectrum(x: Tensor, y: Tensor, sizes: tuple[int, ...], scale: Tensor | None
 
 
 def _maps(
-    spectrum: Tensor,
-    channels: int,
-    shapes: tuple[Sequence[int], Sequence[int]],
-    sizes: tuple[int, ...],
-    scale: Tensor | None = None,
+    spectrum: Tensor, channels: int, shapes: tuple[Sequence[int], Sequence[int]], sizes: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Convert the spectrum of two maps to the maps, [F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o], and multiply each
-    example by `scale` [M]."""
+    """Convert the spectrum of two maps to the maps, [F, G, 2, M, C + R] -> [M, G, C, *n] and [M, G, R, *o]."""
     lengths = [max(n, o) for n, o in zip(shapes[0][3:], shapes[1][3:], strict=True)]
     half = (sizes[0] // 2 + 1, *sizes[1:])
     if max(sizes) > MAX_MATRIX_PERIOD:
@@ -219,16 +195,10 @@ def _maps(
         values = values.view(*lengths, shapes[0][1], shapes[0][0], spectrum.shape[-1])
         found = values.permute(-2, -3, -1, *range(len(sizes)))
     by_x, by_y = (
-        _scaled(part[(..., *(slice(size) for size in shape[3:]))], scale)
+        part[(..., *(slice(size) for size in shape[3:]))].contiguous()
         for part, shape in zip(found.split((channels, found.shape[2] - channels), 2), shapes, strict=True)
     )
     return by_x, by_y
-
-
-def _scaled(maps: Tensor, scale: Tensor | None) -> Tensor:
-    if scale is None:
-        return maps.contiguous()
-    return torch.mul(maps, scale.view(-1, *[1] * (maps.ndim - 1)), out=maps.new_empty(maps.shape))
 
 
 @lru_cache(maxsize=64)

@@ -32,8 +32,8 @@ def patch_products(x: Tensor, targets: Tensor, geometry: Geometry, scale: Tensor
     are in float32. If `bias` is true, the last column of A contains ones.
     """
     if len(geometry.kernel) != 2 or not has_kernel(targets):
-        rounded = targets.to(x.dtype).float()
-        return convolution_moments(x.float(), rounded, geometry, scale if bias else None, scale)
+        maps, rounded = (part.float() * scale.view(-1, *[1] * (x.ndim - 1)) for part in (x, targets.to(x.dtype)))
+        return convolution_moments(maps, rounded, geometry, scale if bias else None)
     size = max(1, MAX_PATCH_NUMBERS // (math.prod(targets.shape[2:]) * x.shape[1] * math.prod(geometry.kernel)))
     parts = [
         _Products.apply(*part, geometry, bias)

@@ -200,8 +200,6 @@ class Convolution(LinearMap):
         geometry, column = self.geometry(module), ones if self.has_bias else None
         if seen[0].dtype == torch.bfloat16 and mix.numbers is not None:
             found = patch_products(seen[0], targets, geometry, mix.numbers, self.has_bias)
-        elif mix.numbers is not None:
-            found = convolution_moments(seen[0], targets, geometry, column, mix.numbers)
         else:
             found = convolution_moments(mix(seen[0]), mix(targets), geometry, column)
         return self._arrange(geometry, *found)
