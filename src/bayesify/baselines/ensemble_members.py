@@ -49,7 +49,6 @@ def members_of(bnn: BayesianNetwork, owner: str) -> int:
     if not sizes or not all(isinstance(part, Ensemble) for part in parts):
         raise TypeError(f"{owner}: the posterior is not an Ensemble; make the network with posteriors.Ensemble()")
     if len(sizes) > 1:
-        raise ValueError(
-            f"{owner}: the network has ensembles of different sizes; give all of them the same number of members"
-        )
+        found = "the network has ensembles of different sizes"
+        raise ValueError(f"{owner}: {found}; give all of them the same number of members")
     return sizes.pop()

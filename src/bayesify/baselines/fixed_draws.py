@@ -92,15 +92,13 @@ class FixedDraws(Drawable):
     def state(self) -> dict[str, Tensor]:
         """The draws, the buffers of the draws, and all tensors of the network that are not drawn."""
         runner = self.draws.runner
-        named: dict[str, Tensor] = dict(runner.network.named_parameters())
-        named.update(runner.network.named_buffers())
-        named.update({name: value for name, value in runner.point_values.items() if name in named})
         drawn = {alias for name in self.draws.weights for alias in (name, *runner.weights[name].aliases)}
-        named = {name: value for name, value in named.items() if name not in drawn}
+        named = (*runner.network.named_parameters(), *runner.network.named_buffers())
+        network = {name: runner.point_values.get(name, value) for name, value in named if name not in drawn}
         drawn_weights, likelihood = self.draws.materialize().weights, self.likelihood.state_dict()
         own = self.draws.buffers or []
         buffers = {name: torch.stack([part[name] for part in own]) for name in (own[0] if own else ())}
-        return prefixed(network=named, draws=drawn_weights, likelihood=likelihood, buffers=buffers)
+        return prefixed(network=network, draws=drawn_weights, likelihood=likelihood, buffers=buffers)
 
     @classmethod
     def restore(cls, net: nn.Module, config: Any, state: dict[str, Tensor]) -> Self:
@@ -114,9 +112,8 @@ class FixedDraws(Drawable):
         likelihood = restore_likelihood(config["likelihood"], state, reference)
         stored = {name: value.to(reference.device) for name, value in below("buffers", state).items()}
         buffers = [{name: value[index] for name, value in stored.items()} for index in range(len(unknown))]
-        return cls(
-            Draws(Runner(network, known), weights, unknown, buffers if stored else None), likelihood, config["output"]
-        )
+        draws = Draws(Runner(network, known), weights, unknown, buffers if stored else None)
+        return cls(draws, likelihood, config["output"])
 
     def fingerprint(self) -> dict[str, str]:
         """Fingerprint of the original network."""
@@ -133,30 +130,16 @@ MAX_R_HAT = 1.05
 
 @dataclass(frozen=True)
 class Diagnostics:
-    r"""Convergence diagnostics of several chains.
+    """Convergence diagnostics of several chains. A "function" is one output, or one class probability, at one input."""
 
-    In these diagnostics, a "function" is one output, or one class probability, at one input.
-
-    Args:
-        r_hat: Largest split R-hat over all functions.
-        r_hat_95: 95 % quantile of the split R-hat over functions.
-        effective_draws: Smallest effective sample size over all functions.
-        median_effective_draws: Median of the effective sample sizes over functions.
-        log_density_r_hat: Split R-hat of $\log p(w, y)$.
-        log_density_effective_draws: Effective sample size of $\log p(w, y)$.
-        energy_error: Root mean square energy error of a chain, averaged over chains, in nats; the sampler's documentation defines
-            the energy error.
-        acceptance: Share of proposals that were accepted; 1 for a sampler without proposals.
-    """
-
-    r_hat: float
-    r_hat_95: float
-    effective_draws: float
-    median_effective_draws: float
-    log_density_r_hat: float
-    log_density_effective_draws: float
-    energy_error: float
-    acceptance: float
+    r_hat: float  # largest split R-hat over all functions
+    r_hat_95: float  # 95 % quantile of the split R-hat over functions
+    effective_draws: float  # smallest effective sample size over all functions
+    median_effective_draws: float  # median of the effective sample sizes over functions
+    log_density_r_hat: float  # split R-hat of log p(w, y)
+    log_density_effective_draws: float  # effective sample size of log p(w, y)
+    energy_error: float  # root mean square energy error (as the sampler defines it), averaged over chains, in nats
+    acceptance: float  # share of proposals that were accepted; 1 for a sampler without proposals
 
     @property
     def passed(self) -> bool:

@@ -28,8 +28,7 @@ SHORT_TRAJECTORY_STEPS = 16
 
 
 def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20) -> SWAG:
-    """Train the network to the maximum a posteriori for all epochs. Then continue at a lower learning rate, `gentle_rate`, for
-    half as many epochs, and collect iterates.
+    """Train the network to the maximum a posteriori for all epochs, then for half as many at `gentle_rate` to collect iterates.
 
     The first phase gets all epochs, because the lower learning rate of the second phase hardly improves the network. In the
     regression of `bayesify demo`, a first phase with only half the epochs gave a flat curve (NLL 0.78 instead of -0.53). If a row
@@ -47,10 +46,8 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
 
 def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
     """Train the network to the maximum a posteriori for all epochs, then run `sghmc` for the same number of epochs."""
-    trained = train_point(task)
-    return sghmc(
-        trained, task.loader, task.epochs, num_draws=num_draws, num_data=task.num_data, seed=task.seed, progress=False
-    )
+    options: dict[str, Any] = {"num_data": task.num_data, "seed": task.seed, "progress": False}
+    return sghmc(train_point(task), task.loader, task.epochs, num_draws=num_draws, **options)
 
 
 def natural_gradient_fit(
@@ -74,8 +71,7 @@ def _all_rows(task: TrainingTask) -> dict[str, Any]:
 
 
 def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
-    """Run a Markov chain with `nuts`; the number of its steps is the task's number of epochs. Before these steps, the chain takes
-    the same number of warm-up steps.
+    """Run a Markov chain with `nuts`. The numbers of its steps and of its warm-up steps are the task's number of epochs.
 
     A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only meant for a first impression. In such a short chain, the limit on
     gradients per step is an eighth of the limit in a longer chain.
@@ -98,9 +94,8 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
 def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
     """Train an ensemble to the maximum a posteriori, then run chains of `microcanonical` from its members.
 
-    Each chain runs half as many warm-up trajectories as there are epochs, and then one trajectory per epoch. Chains of fewer than
-    `MIN_FULL_CHAIN_STEPS` trajectories are only meant for a first impression, so their trajectories have at most
-    `SHORT_TRAJECTORY_STEPS` steps.
+    Each chain runs half as many warm-up trajectories as there are epochs, and then one trajectory per epoch. In chains of fewer
+    than `MIN_FULL_CHAIN_STEPS` trajectories, which are only meant for a first impression, trajectories are short.
     """
     epochs, rows = task.epochs, _all_rows(task)
     with own_generators(seed=task.seed):

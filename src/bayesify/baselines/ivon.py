@@ -106,25 +106,17 @@ class IVON(NaturalGradient):
     def _step(self, batch: Batch, generator: torch.Generator | None, learning_rate: float | None) -> float:
         self._begin()
         assert self.num_data is not None
-        data, kl = self.bnn.elbo_terms(
-            batch.x,
-            batch.y,
-            num_data=self.num_data,
-            num_draws=self.num_draws,
-            example_weights=batch.weights,
-            generator=generator,
-        )
+        options: dict[str, Any] = {"num_draws": self.num_draws, "generator": generator}
+        data, kl = self.bnn.terms(batch, phase="variational", num_data=self.num_data, **options)
         loss = (self.kl_weight * kl.mean() - data.mean()) / self.num_data
         named = {f"mean of {name}": mean for name, (mean, _) in self._pairs.items()}
         named |= {f"scale of {name}": log_std for name, (_, log_std) in self._pairs.items()}
         named |= {f"point estimate {index + 1}": point for index, point in enumerate(self._points)}
         grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-        pairs = zip(named, grads, strict=True)
-        odd = find_not_finite([(name, grad) for name, grad in pairs if grad is not None])
-        if odd is not None:
-            raise ValueError(
-                f"IVON: the gradient of {odd} is not finite, so the step was not taken; lower the learning rate"
-            )
+        found = [(name, grad) for name, grad in zip(named, grads, strict=True) if grad is not None]
+        if (odd := find_not_finite(found)) is not None:
+            why = f"the gradient of {odd} is not finite, so the step was not taken"
+            raise ValueError(f"IVON: {why}; lower the learning rate")
         for parameter, grad in zip(named.values(), grads, strict=True):
             parameter.grad = grad
         group, rate = self.optimizer.param_groups[0], self.optimizer.param_groups[0]["lr"]
@@ -145,9 +137,8 @@ class IVON(NaturalGradient):
     def arguments_of_fit(self, loader: Iterable[Any], update: TrainerUpdate, options: dict[str, Any]) -> dict[str, Any]:
         """See `NaturalGradient`. `fit` uses this trainer's optimizer, whose learning rates follow the schedule in every step."""
         self._begin()
-        steps = options.get("steps", Steps())
-        chosen = {"num_draws": self.num_draws, "kl_weight": self.kl_weight}
-        given = {"update": update, "optimizer": self.optimizer, **chosen}
+        steps, draws = options.get("steps", Steps()), {"num_draws": self.num_draws, "kl_weight": self.kl_weight}
+        given = {"update": update, "optimizer": self.optimizer, **draws}
         if update.schedule is not None:
             batches = count_batches(loader)
             if batches is None:
@@ -198,8 +189,7 @@ class CurvatureDescent(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let the optimizer of the point estimates use this object's state and the parameter groups of the point estimates, so
-        that checkpoints and schedulers cover both optimizers."""
+        """Let the optimizer of the point estimates use this object's state, so that checkpoints and schedulers cover both."""
         if self.points is not None:
             self.points.param_groups, self.points.state = self.param_groups[1:], self.state
 

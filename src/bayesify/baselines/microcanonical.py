@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,8 @@ class Microcanonical:
         self.position = flat / self.scale  # [C, P]
         chains, self.size = self.position.shape
         if self.size < 2:
-            raise ValueError(
-                f"microcanonical: the network has only {self.size} weight; give a network with at least 2 weights"
-            )
+            found = f"the network has only {self.size} weight"
+            raise ValueError(f"microcanonical: {found}; give a network with at least 2 weights")
         self.step, self.length = INIT_STEP_SIZE * math.sqrt(self.size), math.sqrt(self.size)
         self.direction = F.normalize(self._normal())
         self.log_density, self.gradient = self.slope(self.position)
@@ -99,8 +99,7 @@ class Microcanonical:
         return found.detach(), torch.cat([slope.flatten(1) for slope in slopes], dim=1) * self.scale
 
     def _turn(self, share: float) -> Tensor:
-        """Turn each chain's direction toward its gradient, for the fraction `share` of a step, and return the gains of kinetic
-        energy, [C]."""
+        """Turn each chain's direction toward its gradient, for the `share` of a step. Returns the gains of kinetic energy, [C]."""
         norm = self.gradient.norm(dim=1, keepdim=True).clamp_min(1e-30)
         toward = self.gradient / norm
         angle = share * self.step * norm / (self.size - 1)
@@ -122,19 +121,15 @@ class Microcanonical:
         return kinetic - (self.log_density - before)
 
     def _normal(self) -> Tensor:
-        return torch.randn(
-            self.position.shape, generator=self.generator, dtype=self.scale.dtype, device=self.scale.device
-        )
+        like = self.scale
+        return torch.randn(self.position.shape, generator=self.generator, dtype=like.dtype, device=like.device)
 
     @torch.no_grad()
     def advance(self, mean_steps: float | None = None) -> Tensor:
         """Run one trajectory of each chain, accept or reject it, and add its errors to `sums`.
 
-        By default, the mean number of steps is determined by the length L of a trajectory.
-
-        Returns:
-            Squared energy error of each chain's trajectory, [C]. Without `adjust`, the result is the mean squared energy error of
-            the trajectory's steps.
+        By default, the mean number of steps is determined by the length L of a trajectory. The result is the squared energy error
+        of each chain's trajectory or, without `adjust`, the mean squared energy error of the trajectory's steps, [C].
         """
         if mean_steps is None:
             mean_steps = min(max(self.length / self.step, 1.0), self.max_steps)
@@ -277,17 +272,14 @@ def microcanonical(
 
 
 def sampler_of(bnn: BayesianNetwork, batch: Batch, **options: Any) -> tuple[Microcanonical, dict[str, tuple[int, ...]]]:
-    """Two results: a sampler whose chains start at the members of an ensemble; and the weights' shapes by name, ordered as in a
-    chain's position z (see `Microcanonical`)."""
+    """A sampler whose chains start at the members of an ensemble, and the weights' shapes, ordered as in a position z."""
     likelihood, std = bnn.require_likelihood("microcanonical"), bnn.prior.draw(1).require_fixed("microcanonical").std
     parts = [part.value for part in bnn.posteriors if isinstance(part, Ensemble)]
     members = {name: value.detach() for part in parts for name, value in part.items()}
-    plain = bnn.mean_network()
-    model = bayesianize(plain, Point(), likelihood=likelihood, prior=bnn.prior, output=bnn.output)
+    make = partial(bayesianize, bnn.mean_network(), likelihood=likelihood, prior=bnn.prior, output=bnn.output)
+    model = make(Point())
     if {name for part in model.posteriors for name in part.sizes()} != set(members):
-        model = bayesianize(
-            plain, {name: Point() for name in members}, likelihood=likelihood, prior=bnn.prior, output=bnn.output
-        )
+        model = make({name: Point() for name in members})
     own = {name: value for part in model.posteriors if isinstance(part, Point) for name, value in part.value.items()}
     paths = {id(value): path for path, value in model.named_parameters()}
     chains = len(next(iter(members.values())))
@@ -316,8 +308,7 @@ def _chains(
 def _run(
     sampler: Microcanonical, settings: Mapping[str, Any], num_draws: int, path: Path | None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """For each draw, the chains' positions [C, P] and log densities [C]. Draws that are already in the file are not made
-    again."""
+    """For each draw, the chains' positions [C, P] and log densities [C]. Draws that are in the file are not made again."""
     kept, densities = _read(sampler, settings, path) if path is not None and path.exists() else ([], [])
     if not kept:
         sampler.warm_up(settings["num_warmup"])
@@ -336,22 +327,15 @@ def _run(
 
 def _read(sampler: Microcanonical, settings: Mapping[str, Any], path: Path) -> tuple[list[Tensor], list[Tensor]]:
     header, tensors = tensor_files.read(path, "chains")
+    written = f"{path}: the checkpoint was written with"
     if header["settings"] != settings:
-        raise ValueError(
-            f"{path}: the checkpoint was written with the settings {header['settings']}, but this run has "
-            f"{dict(settings)}; use the same settings, or another path"
-        )
+        both = f"the settings {header['settings']}, but this run has {dict(settings)}"
+        raise ValueError(f"{written} {both}; use the same settings, or another path")
     if tensors["position"].shape != sampler.position.shape:
-        raise ValueError(
-            f"{path}: the checkpoint was written with a different network or a different number of members; give another "
-            "path"
-        )
+        raise ValueError(f"{written} a different network or a different number of members; give another path")
     sampler.set_state(tensors)
     now = sampler.slope(sampler.position)[0]
     if not torch.allclose(now, sampler.log_density, rtol=1e-3):
-        raise ValueError(
-            f"{path}: the checkpoint was written with different data, a different prior or a different likelihood; give "
-            "another path"
-        )
+        raise ValueError(f"{written} different data, a different prior or a different likelihood; give another path")
     like = sampler.scale
     return list(tensors["kept"].to(like).unbind()), list(tensors["densities"].to(like).unbind())

@@ -62,8 +62,7 @@ class LayerPass:
         self.outputs = self._trace.outputs
 
     def pull(self, loss: Tensor, others: Sequence[Tensor], example_weights: Tensor | None) -> list[Tensor | None]:
-        """Gradients of a loss with respect to the weights and other tensors. `pull` also stores the gradients at the outputs of
-        the layers and of the network.
+        """Gradients of a loss with respect to weights and other tensors. Those at the outputs of layers and network are stored.
 
         The loss is a weighted sum over examples, with weights [B]. A stored gradient is multiplied by the square root of its
         example's weight, so the squared gradient is multiplied by the weight itself.
@@ -95,18 +94,15 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
     found: dict[str, Rule] = {}
     for name, weight in weights.items():
         path, module = name.rpartition(".")[0], owner_of(network, name)[0]
-        if not weight.aliases and not isinstance(module, _BatchNorm) and path not in found:
-            rule = rule_for(module)
-            if rule is not None:
-                found[path] = rule
+        if not weight.aliases and not isinstance(module, _BatchNorm) and (rule := rule_for(module)) is not None:
+            found.setdefault(path, rule)
     return found
 
 
 def general_squares(
     runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
 ) -> dict[str, Tensor]:
-    """Squared gradients of the weights that have no rule, summed over examples. Examples run one by one; call `LayerPass.pull`
-    first."""
+    """Squared gradients of weights without a rule, summed over examples, which run one by one. Call `LayerPass.pull` first."""
     fixed = {
         alias: value.detach()
         for name, value in seen.weights.items()
@@ -266,15 +262,15 @@ class NaturalGradient(ABC):
     def config(self) -> dict[str, Any]:
         """All arguments as plain data, except the network."""
         kept = ("learning_rate", "momentum", "decay", "num_draws", "kl_weight", *self.options)
-        rates = [self.point_learning_rate] if self._points else []
-        return {"trainer": type(self).__name__, "point_learning_rate": rates} | {
-            key: getattr(self, key) for key in kept
+        own = {
+            "trainer": type(self).__name__,
+            "point_learning_rate": [self.point_learning_rate] if self._points else [],
         }
+        return own | {key: getattr(self, key) for key in kept}
 
 
 class TrainerUpdate(Update):
-    """Settings by which `fit` recognizes a checkpoint of the same run: the trainer's arguments, the number of epochs and the
-    learning rate schedule."""
+    """Settings by which `fit` recognizes a checkpoint of the same run: the trainer's arguments, the epochs and the schedule."""
 
     def __init__(self, trainer: NaturalGradient, epochs: int, schedule: Callable[[float], float] | None) -> None:
         self.trainer, self.epochs, self.schedule, self.rate = trainer, epochs, schedule, trainer.learning_rate
@@ -332,10 +328,9 @@ class LayerwiseTrainer(NaturalGradient):
         gathered: dict[str, dict[str, Tensor]] = {}
         gradient: dict[str, Tensor] = {}
         moved: dict[str, Tensor] = {}
+        named, total = enumerate(self._points, 1), 0.0
         # If `fit` estimates the likelihood's noise, skip the noise, because it then has no gradient.
-        named = enumerate(self._points, 1)
         points = {f"point estimate {number}": point for number, point in named if point.requires_grad}
-        total = 0.0
         for weights in each(draws.weights):
             seen, loss, examples = self._run(weights, batch)
             factor = 1 / (examples * self.num_draws)
@@ -364,8 +359,7 @@ class LayerwiseTrainer(NaturalGradient):
         return total
 
     def _run(self, weights: Mapping[str, Tensor], batch: Batch) -> tuple[LayerPass, Tensor, int]:
-        """Run the network with one draw. Returns the forward pass, the negative log-likelihood summed over examples, and the
-        number of examples."""
+        """The forward pass of one draw, the negative log-likelihood summed over examples, and the number of examples."""
         inputs = checked_inputs(batch.x)
         with explain_shape_errors(*inputs):
             seen = LayerPass(self._runner, weights, self.rules(), inputs, self.bnn.output)
@@ -376,9 +370,8 @@ class LayerwiseTrainer(NaturalGradient):
                 log_prob = log_prob * batch.weights
             loss = -log_prob.sum()
         if not bool(torch.isfinite(loss)):
-            raise ValueError(
-                f"{type(self).__name__}: the loss is {loss.item()}, which is not finite; lower the learning rate"
-            )
+            found = f"the loss is {loss.item()}, which is not finite"
+            raise ValueError(f"{type(self).__name__}: {found}; lower the learning rate")
         return seen, loss, len(log_prob)
 
     @torch.no_grad()
@@ -392,11 +385,9 @@ class LayerwiseTrainer(NaturalGradient):
         self.mean_weight += (mean_weight - self.mean_weight) * (1 - self.decay) / (1 - self.decay**self.steps)
         try:
             changed = self.update(gradient, curvature, learning_rate)
-            name = find_not_finite([(name, value) for name, _, value in changed])
-            if name is not None:
-                raise ValueError(
-                    f"{type(self).__name__}: this step would make {name} infinite or NaN; lower the learning rate"
-                )
+            if name := find_not_finite([(name, value) for name, _, value in changed]):
+                found = f"this step would make {name} infinite or NaN"
+                raise ValueError(f"{type(self).__name__}: {found}; lower the learning rate")
         except Exception:
             vars(self).update(before)
             raise
@@ -404,8 +395,7 @@ class LayerwiseTrainer(NaturalGradient):
             parameter.copy_(value)
 
     def rules(self) -> Mapping[str, Rule]:
-        """The rules of the layers whose inputs a pass must keep, keyed by module name; by default the rules of all layers that
-        have one."""
+        """The rules of the layers whose inputs a pass must keep, by module name; by default of all layers that have a rule."""
         return self._rules
 
     @abstractmethod
@@ -419,10 +409,8 @@ class LayerwiseTrainer(NaturalGradient):
     def update(self, gradient: Mapping[str, Tensor], curvature: Moments, learning_rate: float) -> Changes:
         """Compute a step of the posterior. Only the moments change; the caller applies the step.
 
-        Args:
-            gradient: For each weight name, the gradient of the mean negative log-likelihood per example.
-            curvature: Observations of the curvature; see `curvature`.
-            learning_rate: Learning rate of the mean.
+        `gradient` has the gradient of the mean negative log-likelihood per example for each weight name, `curvature` has the
+        observations of the curvature, and `learning_rate` is the learning rate of the mean.
         """
 
     @property

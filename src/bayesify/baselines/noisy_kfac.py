@@ -1,7 +1,7 @@
 """Noisy K-FAC: trains a matrix normal posterior by natural gradients with Kronecker-factored curvature."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 from typing import Any, Literal
 
@@ -120,9 +120,7 @@ class NoisyKFAC(LayerwiseTrainer):
 
     def _check_layer(self, layer: Layer) -> None:
         module = owner_of(self.bnn.network, layer.weights[0].name)[0]
-        plain = isinstance(module, nn.Linear) or (
-            isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)) and module.groups == 1
-        )
+        plain = isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and getattr(module, "groups", 1) == 1
         if not plain or any(weight.aliases for weight in layer.weights):
             raise ValueError(
                 f"NoisyKFAC: {layer.weights[0].name} cannot have this posterior, because it is tied to another weight, "
@@ -149,15 +147,14 @@ class NoisyKFAC(LayerwiseTrainer):
     # -- factors ---------------------------------------------------------------------------------------------------
 
     def curvature(self, seen: LayerPass, generator: torch.Generator | None, example_weights: Tensor | None) -> Moments:
-        """A and S of one draw, as mappings from layer names to matrices. A and S are sums weighted by the example weights; before
-        A is used, it is divided by the mean weight."""
+        """A and S of one draw for each layer name, as weighted sums over examples. A is divided by the mean weight before use."""
         if not self._observes():
             return {}
         inputs: dict[str, Tensor] = {}
         gradients: dict[str, Tensor] = {}
-        passes = (
-            [seen.at_layers] if self.fisher == "empirical" else self._fisher_passes(seen, generator, example_weights)
-        )
+        passes: Iterable[Pulled] = [seen.at_layers]
+        if self.fisher != "empirical":
+            passes = self._fisher_passes(seen, generator, example_weights)
         for index, pulled in enumerate(passes):
             for _, layer in self._layers():
                 path = layer.weights[0].name.rpartition(".")[0]
@@ -182,14 +179,11 @@ class NoisyKFAC(LayerwiseTrainer):
         if self.fisher == "sampled":
             noise = standard_normal(root.shape[:-2].numel() * root.shape[-1], root, generator)
             vectors = (root @ noise.view(*root.shape[:-2], root.shape[-1], 1)).squeeze(-1).unsqueeze(0)
+        elif root.ndim > 3:
+            raise ValueError("NoisyKFAC: fisher='exact' supports only one prediction per example; use fisher='sampled'")
         else:
-            if root.ndim > 3:
-                raise ValueError(
-                    "NoisyKFAC: fisher='exact' supports only one prediction per example; use fisher='sampled'"
-                )
             vectors = root.movedim(-1, 0)
-        for vector in vectors:
-            yield seen.pull_vector(vector)
+        yield from map(seen.pull_vector, vectors)
 
     def _input_factor(
         self, layer: Layer, path: str, calls: list[tuple[Tensor, Tensor]], example_weights: Tensor | None
@@ -251,10 +245,8 @@ class NoisyKFAC(LayerwiseTrainer):
             ("row", part.row_lower, part.row_raw_diagonal, rows / math.sqrt(total)),
             ("column", part.col_lower, part.col_raw_diagonal, cols),
         ):
-            found = raw_relative_tril(value)
-            changed += [
-                (f"{kind} factor of {name}", *pair) for pair in zip((lower[name], raw[name]), found, strict=True)
-            ]
+            pairs = zip((lower[name], raw[name]), raw_relative_tril(value), strict=True)
+            changed += [(f"{kind} factor of {name}", *pair) for pair in pairs]
         return changed
 
     def state_dict(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def nuts(
     start = {name: mean.detach() for posterior in bnn.posteriors for name, mean in posterior.mean().items()}
     if example_weights is not None:
         check_example_weights(example_weights, len(y))
-    potential = _Potential(bnn, x, y, start, example_weights)
+    potential = _Potential(bnn, x, start, y, example_weights)
     flat = torch.cat([value.reshape(-1) for value in start.values()]).double()
     with own_generators(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hide deprecation warnings of Pyro's dependencies
@@ -83,16 +83,13 @@ def nuts(
 class _Potential:
     """The potential -log p(w, y) as a function of one vector that holds all weights, in float64."""
 
-    def __init__(
-        self, bnn: BayesianNetwork, x: Any, y: Tensor, start: dict[str, Tensor], weights: Tensor | None
-    ) -> None:
+    def __init__(self, bnn: BayesianNetwork, x: Any, start: dict[str, Tensor], *targets: Any) -> None:
         self.likelihood = bnn.require_likelihood("nuts")
         self.prior = bnn.prior.draw(1).require_fixed("nuts")
-        self.runner = Runner(bnn.network, bnn.weights)
+        self.runner, self.inputs, self.output = Runner(bnn.network, bnn.weights), checked_inputs(x), bnn.output
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
         self.sizes = {name: value.numel() for name, value in start.items()}
-        self.dtype, self.output = next(iter(start.values())).dtype, bnn.output
-        (self.args, self.kwargs), self.y, self.example_weights = checked_inputs(x), y, weights
+        self.dtype, (self.y, self.example_weights) = next(iter(start.values())).dtype, targets
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Split vectors [..., P] into a mapping from names to weights [..., *shape]."""
@@ -105,7 +102,7 @@ class _Potential:
     def __call__(self, parameters: dict[str, Tensor]) -> Tensor:
         weights = self.split(parameters["weights"])
         cast = {name: value.to(self.dtype) for name, value in weights.items()}
-        outputs = select_output(self.runner.call(cast, self.args, self.kwargs), self.output).unsqueeze(0)
+        outputs = select_output(self.runner.call(cast, *self.inputs), self.output).unsqueeze(0)
         given = self.y, self.likelihood, len(self.y), self.example_weights
         data = expected_log_likelihood(outputs, *given, exact=True)[0]
         penalty = self.prior.cross_entropy({name: value.square().sum() for name, value in weights.items()}, self.sizes)

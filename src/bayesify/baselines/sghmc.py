@@ -132,8 +132,7 @@ def sghmc(
 
 
 def _moving(bnn: BayesianNetwork) -> tuple[BayesianNetwork, dict[str, Tensor]]:
-    """A copy of the network in which only the weights with the posterior `Point` are trainable, and a dict of these weights by
-    name."""
+    """A copy of the network in which only the weights with the posterior `Point` are trainable, and these weights by name."""
     if not isinstance(bnn, BayesianNetwork) or not all(isinstance(part, Point) for part in bnn.posteriors):
         raise TypeError("sghmc: the posterior is not Point; make the network with posteriors.Point()")
     if tracking_layers(bnn.network):
@@ -166,11 +165,9 @@ def _largest_curvature(bnn: BayesianNetwork, batch: Batch, groups: Sequence[dict
 
 
 class _Keeping(Update):
-    def __init__(
-        self, values: Mapping[str, Tensor], num_draws: int, steps: int, cycle_steps: int, explore: float
-    ) -> None:
+    def __init__(self, values: Mapping[str, Tensor], num_draws: int, steps: int, cycle: int, explore: float) -> None:
         self.values, self.steps = values, 0
-        late = [step for step in range(steps) if (step % cycle_steps) / cycle_steps >= explore]
+        late = [step for step in range(steps) if (step % cycle) / cycle >= explore]
         late = late if len(late) > 1 else list(range(steps))  # a run of only a few steps has no later part
         count = min(num_draws, len(late))
         self.wanted = {late[(index + 1) * len(late) // count - 1] for index in range(count)}

@@ -43,15 +43,12 @@ from bayesify.weights.module_state import below, copy_network, fingerprint, pref
 
 MAX_LOSS_RISE = 10.0
 """Maximum allowed rise of the loss, in nats per example."""
-
-
 DEFAULT_RATE = 1e-2
 """Default learning rate of SGD, before `gentle_rate` lowers it."""
 RATE_DIVISOR, MAX_TRIES = 4.0, 5
 """If the iterates predict worse than the network, the default rate is divided by `RATE_DIVISOR`, at most `MAX_TRIES - 1` times."""
 MAX_RMSE_RISE, MAX_NLL_RISE, MAX_ACCURACY_LOSS = 0.05, 0.03, 0.01
-"""Allowed deterioration on training rows at the default rate: relative rise of the RMSE, rise of the NLL in nats per label, and
-loss of accuracy as a share of labels."""
+"""Allowed relative rise of the RMSE, rise of the NLL in nats per label, and loss of accuracy at the default rate."""
 NUM_TRIAL_EXAMPLES, NUM_TRIAL_DRAWS = 1024, 8
 """Number of training rows and number of draws in the predictions that test the default rate."""
 
@@ -266,10 +263,7 @@ class SWAG(Drawable):
         read: Callable[[int], list[Batch]] | None,
     ) -> None:
         """Train at `rate`. If the posterior then predicts the rows from `read` clearly worse than the original network, start
-        again at a lower rate, at most `MAX_TRIES - 1` times.
-
-        If `read` is `None`, train once.
-        """
+        again at a lower rate, at most `MAX_TRIES - 1` times. If `read` is `None`, train once."""
         parts, network = (self.network, self.likelihood), copy.deepcopy(self.network).eval()
         given, collected = [copy.deepcopy(part.state_dict()) for part in parts], self.count
         for _ in range(MAX_TRIES - 1 if read is not None and not collected else 0):
@@ -292,15 +286,10 @@ class SWAG(Drawable):
     @torch.no_grad()
     def _keeps(self, network: nn.Module, batches: Sequence[Batch]) -> bool:
         """Whether the posterior predicts training rows about as well as the given network does."""
-        start, now, device = Totals(), Totals(), self._reference.device
-        generator = torch.Generator(device).manual_seed(0)
-        draws = self.draw(NUM_TRIAL_DRAWS, generator=generator)
-        for batch in (batch.to(device) for batch in batches):
-            start.add(predict_plain(network, batch.x, self.likelihood, self.output), batch)
-            now.add(self.predict(batch.x, draws=draws), batch)
-        if not start.total:
+        draws = self.draw(NUM_TRIAL_DRAWS, generator=torch.Generator(self._reference.device).manual_seed(0))
+        before, after = self._score(batches, network), self._score(batches, draws)
+        if before is None or after is None:
             return True
-        before, after = start.score(), now.score()
         if before.rmse is not None and after.rmse is not None:
             return after.rmse <= (1 + MAX_RMSE_RISE) * before.rmse
         lost = (before.accuracy or 0.0) - (after.accuracy or 0.0)
@@ -326,35 +315,35 @@ class SWAG(Drawable):
             warnings.warn(f"SWAG.fit: {finding}", stacklevel=4)
 
     def _first_batches(self, loader: Iterable[Any], read_batch: BatchReader | None) -> list[Batch]:
-        """The first batches that contain examples of positive weight; empty if the noise need not be estimated, or if the loader
-        can be iterated only once."""
+        """The first batches; empty if the noise need not be estimated, or if the loader can be iterated only once."""
         gaussian = self.likelihood if isinstance(self.likelihood, Gaussian) else None
         if gaussian is None or not gaussian.is_learned_by_fit or isinstance(loader, Iterator):
             return []
         return self._read(loader, read_batch, MAX_EXAMPLES)
 
     def _read(self, loader: Iterable[Any], read_batch: BatchReader | None, count: int) -> list[Batch]:
-        """Batches with at least `count` examples in total; the state of all generators stays unchanged."""
+        """Batches with at least `count` examples in total, without batches of weight 0; no generator's state changes."""
         device = self._reference.device
         with loader_generators_kept(loader), own_generators([device] if device.type == "cuda" else []):
             found = first_batches(loader, count, read_batch)
         return [batch for batch in found if float(batch.counts.sum()) > 0]
 
     @torch.no_grad()
-    def _score(self, batches: Iterable[Batch], network: nn.Module | None = None) -> Score | None:
-        """The score of `network` on the batches; the default for `network` is a copy of this object's network in evaluation
-        mode."""
-        network, totals = network or copy.deepcopy(self.network).eval(), Totals()
+    def _score(self, batches: Iterable[Batch], model: nn.Module | Draws | None = None) -> Score | None:
+        """The score of a model on the batches; the default is a copy of this object's network in evaluation mode."""
+        model, totals = model or copy.deepcopy(self.network).eval(), Totals()
         for batch in batches:
             batch = batch.to(self._reference.device)
-            with explain_shape_errors(*checked_inputs(batch.x)):
-                made = predict_plain(network, batch.x, self.likelihood, self.output)
+            if isinstance(model, Draws):
+                made = self.predict(batch.x, draws=model)
+            else:
+                with explain_shape_errors(*checked_inputs(batch.x)):
+                    made = predict_plain(model, batch.x, self.likelihood, self.output)
             totals.add(made, batch)
         return totals.score() if totals.total > 0 else None
 
     def _settle_noise(self, start: Score | None) -> float:
-        """Set the likelihood's noise to the mean squared residual, unless the noise was given, trained or loaded before. Returns
-        the targets' variance, or 1 if it is unknown."""
+        """Set the noise to the mean squared residual, unless it is settled. Returns the targets' variance, or 1 if unknown."""
         if not isinstance(self.likelihood, Gaussian) or start is None or not start.guess or start.rmse is None:
             return 1.0
         if not self.likelihood.is_settled:
@@ -371,9 +360,8 @@ class SWAG(Drawable):
 
     def _groups(self, prior: Any, weight_decay: float, num_data: int) -> list[dict[str, Any]]:
         if prior is not None and weight_decay:
-            raise ValueError(
-                "SWAG: prior= and weight_decay= are both given, but have the same effect; give only one of them"
-            )
+            both = "prior= and weight_decay= are both given, but have the same effect"
+            raise ValueError(f"SWAG: {both}; give only one of them")
         decay = dict.fromkeys(self.weights, weight_decay)
         if prior is not None:
             std = make_prior(prior).bind(self.weights).draw(1).std
@@ -410,20 +398,15 @@ class SWAG(Drawable):
             ValueError: If fewer than 2 iterates were collected, or if the network has BatchNorm and there is no loader."""
         self._check_collected()
         if tracking_layers(self.network) and loader is None:
-            remedy = "give loader=, a loader over training data"
-            raise ValueError(
-                f"SWAG: the network has BatchNorm, and each draw computes its own batch statistics; {remedy}"
-            )
+            needed = "the network has BatchNorm, and each draw computes its own batch statistics"
+            raise ValueError(f"SWAG: {needed}; give loader=, a loader over training data")
         like = next(iter(self.mean.values()))
         columns = len(next(iter(self.deviations.values())))
         second = standard_normal(num_draws * columns, like, generator).view(num_draws, columns)
-        first = standard_normal(num_draws * sum(weight.numel for weight in self.weights.values()), like, generator)
-        weights, start = {}, 0
-        for name, variance in self.variance().items():
-            size = num_draws * variance.numel()
-            noise = first[start : start + size].view(num_draws, *variance.shape).to(variance.device)
-            start += size
-            spread = variance.sqrt() * noise
+        sizes = [num_draws * weight.numel for weight in self.weights.values()]
+        first, weights = standard_normal(sum(sizes), like, generator).split(sizes), {}
+        for (name, variance), noise in zip(self.variance().items(), first, strict=True):
+            spread = variance.sqrt() * noise.view(num_draws, *variance.shape).to(variance.device)
             if self.rank:
                 low_rank = torch.tensordot(second.to(variance), self.deviations[name], dims=1)
                 spread = (spread + low_rank / math.sqrt(columns - 1)) * math.sqrt(0.5)
@@ -435,14 +418,10 @@ class SWAG(Drawable):
         return Draws(runner, weights, like.new_full((num_draws,), float("nan")), own)
 
     def _statistics(
-        self,
-        runner: Runner,
-        weights: Mapping[str, Tensor],
-        loader: Iterable[Any],
-        read_batch: BatchReader | None = None,
+        self, runner: Runner, weights: Mapping[str, Tensor], loader: Iterable[Any], read: BatchReader | None = None
     ) -> list[dict[str, Tensor]]:
         check_repeatable(loader)
-        batches = (parse_batch(item, read_batch) for item in loader)
+        batches = (parse_batch(item, read) for item in loader)
         return statistics_of(runner, weights, tracking_layers(self.network), batches)
 
     @checked
@@ -552,8 +531,7 @@ class SWAG(Drawable):
 
 
 class _Iterating(Trainable):
-    """A wrapper with which `fit` trains the network whose iterates are collected; the loss is the negative log-likelihood. The
-    optimizer's weight decay takes the place of the prior."""
+    """The network whose iterates are collected, for `fit`. The optimizer's weight decay takes the place of the prior."""
 
     training_draws = 1
 
@@ -581,12 +559,11 @@ class _Iterating(Trainable):
         with explain_shape_errors(args, kwargs):
             outputs = select_output(self.swag.network(*args, **kwargs), self.swag.output)
         data = expected_log_likelihood(outputs.unsqueeze(0), batch.y, self.swag.likelihood, num_data, batch.weights)
-        if should_check(data) and not bool(torch.isfinite(data)):
-            raise ValueError(
-                f"SWAG: the loss is {-data.item() / num_data}, which is not finite; lower the learning rate"
-            )
-        if self.first is None and should_check(data):
-            self.first = batch, phase, _loss(data, batch, num_data)
+        if should_check(data):
+            if not bool(torch.isfinite(data)):
+                found = f"the loss is {-data.item() / num_data}, which is not finite"
+                raise ValueError(f"SWAG: {found}; lower the learning rate")
+            self.first = self.first or (batch, phase, _loss(data, batch, num_data))
         return data, torch.zeros_like(data)
 
     def rise(self) -> float:
@@ -606,8 +583,8 @@ class _Iterating(Trainable):
 
 
 def _optimizer(make: Any, groups: Callable[[float], list[dict[str, Any]]], momentum: float, rate: float) -> Any:
-    found = groups(rate)
-    return make(found) if make is not None else torch.optim.SGD([{**one, "momentum": momentum} for one in found], rate)
+    make = make or partial(torch.optim.SGD, lr=rate, momentum=momentum)
+    return make(groups(rate))
 
 
 def _loss(data: Tensor, batch: Batch, num_data: int) -> float:
@@ -643,15 +620,14 @@ class _Collecting(Update):
 
 
 def _iterate(net: nn.Module, weight: Weight) -> Tensor:
+    remedy = "call collect with the network that was given to SWAG"
     try:
         value = net.get_parameter(weight.name).detach()
     except AttributeError:
-        raise ValueError(
-            f"SWAG: the network has no weight {weight.name}; call collect with the network that was given to SWAG"
-        ) from None
+        raise ValueError(f"SWAG: the network has no weight {weight.name}; {remedy}") from None
     if value.shape != weight.shape:
         shapes = f"shape {tuple(value.shape)} instead of {tuple(weight.shape)}"
-        raise ValueError(f"SWAG: {weight.name} has {shapes}; call collect with the network that was given to SWAG")
+        raise ValueError(f"SWAG: {weight.name} has {shapes}; {remedy}")
     if not bool(torch.isfinite(value).all()):
         raise ValueError(f"SWAG: {weight.name} is not finite; lower the learning rate")
     return as_float(value)

@@ -79,19 +79,16 @@ class TemperatureScaling(Predictor):
         self.method = model.mixture_method if isinstance(model, Predictor) else None
         if isinstance(model, Predictor):
             if likelihood is not None:
-                raise ValueError(
-                    f"TemperatureScaling: {type(model).__name__} has its own likelihood; leave likelihood= out"
-                )
+                own = f"{type(model).__name__} has its own likelihood"
+                raise ValueError(f"TemperatureScaling: {own}; leave likelihood= out")
             self.likelihood, self.output = model.likelihood, model.output
             return
         if not isinstance(model, nn.Module):
             raise TypeError(f"TemperatureScaling: model={shown(model)} does not predict; give a network or a predictor")
         made = make_likelihood(likelihood)
         if made is None:
-            raise ValueError(
-                "TemperatureScaling: a plain network needs a likelihood; give likelihood=, such as "
-                "likelihoods.Categorical()"
-            )
+            remedy = "give likelihood=, such as likelihoods.Categorical()"
+            raise ValueError(f"TemperatureScaling: a plain network needs a likelihood; {remedy}")
         self.likelihood = copy.deepcopy(made).to(next(model.parameters()))
 
     @checked
@@ -272,8 +269,7 @@ def _nll(found: list[Judged], temperature: float | Tensor = 1.0, variance_scale:
 
 
 def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
-    """The scale that minimizes `loss`, a function of the scale's logarithm. The best point of a grid from MIN_SCALE to MAX_SCALE
-    is refined by bisection on the derivative."""
+    """The scale that minimizes `loss`, a function of the scale's logarithm: the best point of a grid, refined by bisection."""
     grid = torch.linspace(math.log(MIN_SCALE), math.log(MAX_SCALE), NUM_GRID_POINTS, dtype=torch.float64)
     with torch.no_grad():
         values = torch.stack([loss(point) for point in grid])
@@ -284,8 +280,8 @@ def _minimize(loss: Callable[[Tensor], Tensor], what: str) -> float:
         )
     best = int(values.nan_to_num(nan=math.inf).argmin())
     if best in (0, NUM_GRID_POINTS - 1):
-        bound, extreme = math.exp(float(grid[best])), "probabilities as extreme as possible fit the data best"
-        why = extreme if best == 0 else "the outputs carry no information about the targets"
+        bound, why = math.exp(float(grid[best])), "the outputs carry no information about the targets"
+        why = why if best else "probabilities as extreme as possible fit the data best"
         remedy = "use more validation data, or check the model"
         warnings.warn(f"TemperatureScaling: {what} reached its bound {bound:g}, because {why}; {remedy}", stacklevel=3)
         return bound

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from bayesify.arguments.checks import Seed, checked
 from bayesify.datasets.images import check_images, to_bytes
@@ -55,18 +56,14 @@ def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) 
 
 
 def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
-    """Blur rows, then columns. The Gaussian kernel ends at four standard deviations; beyond the image's border, the border pixels
-    are repeated."""
+    """Blur rows, then columns, with a kernel of four standard deviations to each side. The image's border is repeated outside it."""
     reach = int(4 * width + 0.5)
     kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
     kernel /= kernel.sum()
     for axis in (2, 3):
         padding = [(reach, reach) if index == axis else (0, 0) for index in range(4)]
-        padded, size = np.pad(x, padding, mode="edge"), x.shape[axis]
-        x = sum(
-            weight * padded[(slice(None),) * axis + (slice(start, start + size),)]
-            for start, weight in enumerate(kernel)
-        )
+        windows = sliding_window_view(np.pad(x, padding, mode="edge"), len(kernel), axis)
+        x = sum(weight * windows[..., place] for place, weight in enumerate(kernel))
     return x
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import tomllib
 import urllib.error
 import urllib.request
@@ -40,11 +41,8 @@ Check = Callable[[Mapping[str, np.ndarray]], None]
 
 def cache_folder() -> Path:
     """The folder for downloads: `BAYESIFY_CACHE`, or `bayesify` in the user's cache folder."""
-    given = os.environ.get(CACHE_VARIABLE)
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "bayesify"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get(CACHE_VARIABLE) or Path(base) / "bayesify")
 
 
 def obtain(
@@ -75,8 +73,7 @@ def obtain(
                 f"{owner}: {path} does not exist; put {file} there, or omit folder= and set {DATA_VARIABLE} to a folder with {file}"
             )
         return path, _read(owner, path)
-    named = os.environ.get(DATA_VARIABLE)
-    cache = cache_folder()
+    named, cache = os.environ.get(DATA_VARIABLE), cache_folder()
     if named and (Path(named) / file).is_file():
         return Path(named) / file, _read(owner, Path(named) / file, check)
     path = cache / file
@@ -87,12 +84,10 @@ def obtain(
             if make is None:
                 raise
             path.unlink(missing_ok=True)
-    looked = f"{DATA_VARIABLE} ({named})" if named else f"{DATA_VARIABLE} (not set)"
+    absent = f"{owner}: {file} is neither in {DATA_VARIABLE} ({named or 'not set'}) nor in {cache}"
     remedy = f"set {DATA_VARIABLE} to a folder that holds {file}"
     if make is None:
-        raise FileNotFoundError(
-            f"{owner}: {file} is neither in {looked} nor in {cache}; {remedy}, or allow the download"
-        )
+        raise FileNotFoundError(f"{absent}; {remedy}, or allow the download")
     work = cache / "downloads" / Path(file).stem
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,23 +97,23 @@ def obtain(
         if path.is_file():  # another process was faster and has removed its downloads
             return path, _read(owner, path, check)
         raise FileNotFoundError(
-            f"{owner}: {file} is neither in {looked} nor in {cache}, and could not be downloaded ({error}); {remedy}, or "
-            f"connect to the network and set {CACHE_VARIABLE} to a writable folder"
+            f"{absent}, and could not be downloaded ({error}); {remedy}, or connect to the network and set {CACHE_VARIABLE} to a "
+            "writable folder"
         ) from error
-    _remove(work)
+    shutil.rmtree(work, ignore_errors=True)
     return path, arrays
 
 
 def _download(work: Path, make: Callable[[Path], Arrays], check: Check | None) -> Arrays:
-    """Download files with `make`, and check the arrays. Files that fail the check are removed. If the check fails and the folder
-    existed before, its files may come from an earlier attempt, so the download is repeated once."""
+    """Download files with `make`, and check the arrays. Files that fail the check are removed; the download is repeated once if
+    files of an earlier attempt may be the cause."""
     resumed = work.is_dir()
     try:
         arrays = make(work)
         if check is not None:
             check(arrays)
     except ValueError as error:
-        _remove(work)
+        shutil.rmtree(work, ignore_errors=True)
         if resumed:
             return _download(work, make, check)
         raise ValueError(f"{error}; the download was removed, so call again to retry") from error
@@ -195,11 +190,11 @@ def _check_file(path: Path, sha256: str | None, check: Callable[[Path], object] 
         raise ValueError(
             f"gave a file whose sha256 is {found} instead of {sha256}; the file has changed, or was damaged in transit"
         )
-    try:
-        if check is not None:
+    if check is not None:
+        try:
             check(path)
-    except ValueError as error:
-        raise ValueError(f"returned the wrong file: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"returned the wrong file: {error}") from error
 
 
 def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
@@ -207,17 +202,16 @@ def _copy(source: str, stream: BinaryIO, title: str, progress: bool) -> None:
     request = urllib.request.Request(source, headers={"User-Agent": "bayesify"})
     with ExitStack() as stack:
         answer = stack.enter_context(urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS))
-        expected, got = answer.headers.get("Content-Length"), 0
-        columns = ("{task.description}", "bar", "bytes", "left")
-        total = int(expected) if expected else None
-        bar = stack.enter_context(Display(*columns, show=progress, total=total, transient=False, description=title))
+        length, got = answer.headers.get("Content-Length"), 0
+        expected, columns = int(length) if length else None, ("{task.description}", "bar", "bytes", "left")
+        bar = stack.enter_context(Display(*columns, show=progress, total=expected, transient=False, description=title))
         while chunk := answer.read(CHUNK_BYTES):
             stream.write(chunk)
             got += len(chunk)
             bar.update(advance=len(chunk))
             if got > MAX_BYTES:
                 raise OSError(f"the download has more than {MAX_BYTES:,} bytes, but no data set is that large")
-    if expected is not None and got != int(expected):
+    if expected is not None and got != expected:
         raise OSError(f"the connection ended after {got} of {expected} bytes, so the file is incomplete")
 
 
@@ -230,11 +224,3 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write an `.npz`, replacing the file atomically."""
     with write_atomically(path) as temporary, temporary.open("xb") as stream:
         np.savez_compressed(stream, **arrays)  # type: ignore[arg-type]
-
-
-def _remove(folder: Path) -> None:
-    """Delete a folder of downloads that are no longer needed. Another process may delete the same folder at the same time."""
-    with suppress(OSError):
-        for file in folder.iterdir():
-            file.unlink(missing_ok=True)
-        folder.rmdir()

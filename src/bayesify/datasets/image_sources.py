@@ -32,8 +32,7 @@ FILE_SHA256: dict[str, str] = SOURCES["files"]
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Download a set, and return its verified arrays. Finished files stay in `folder`, so that an interrupted download can
-    continue."""
+    """The verified arrays of a downloaded set. Finished files stay in `folder`, so that an interrupted download can continue."""
     if name in ("cifar10", "cifar100"):
         arrays = _cifar(name, folder)
     elif name == "svhn":
@@ -74,15 +73,12 @@ def _compare(name: str, key: str, array: np.ndarray) -> None:
 
 def _get(name: str, file: str, folder: Path, key: str | None = None) -> Path:
     """Download a file. If `key` names an array of the set, the file's array must have the checksum of that array."""
-    check = None if key is None else lambda path: _compare(name, key, read_idx(path))
-    return fetch(
-        [f"{home}/{file}" for home in BASE_URLS[name]], folder / file, sha256=FILE_SHA256.get(file), check=check
-    )
+    check, homes = None if key is None else lambda path: _compare(name, key, read_idx(path)), BASE_URLS[name]
+    return fetch([f"{home}/{file}" for home in homes], folder / file, sha256=FILE_SHA256.get(file), check=check)
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The uint8 array of a gzipped IDX file (LeCun et al. 1998). The function unpacks no more bytes than the header announces,
-    and never more than `MAX_BYTES`."""
+    """The uint8 array of a gzipped IDX file (LeCun et al. 1998), of at most the announced size and at most `MAX_BYTES`."""
     try:
         with gzip.open(path) as stream:
             start = stream.read(4)
@@ -122,14 +118,12 @@ def _cifar(name: str, folder: Path) -> dict[str, np.ndarray]:
                 if stream is None:
                     raise ValueError(f"images: {archive.name} does not contain {file}")
                 rows.append(_cifar_rows(stream.read(), labels=2 if fine else 1))
-            arrays[f"{part}_images"] = np.concatenate([images for images, _ in rows])
-            arrays[f"{part}_labels"] = np.concatenate([labels for _, labels in rows])
+            arrays[f"{part}_images"], arrays[f"{part}_labels"] = map(np.concatenate, zip(*rows, strict=True))
     return arrays
 
 
 def _cifar_rows(raw: bytes, labels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of CIFAR's binary format, in which each row has one or two labels (the fine label last) and then 3 x 32 x
-    32 bytes."""
+    """Images and labels of CIFAR's binary rows: one or two labels (the fine label last), and then 3 x 32 x 32 bytes."""
     width = labels + 3 * 32 * 32
     if not raw or len(raw) % width:
         raise ValueError(f"images: a file of {len(raw)} bytes does not consist of rows of {width} bytes")

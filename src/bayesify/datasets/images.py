@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -46,13 +46,8 @@ class Images:
     @checked
     def first(self, num_train: Count | None = None, num_test: Count | None = None) -> Images:
         """The set with only the first images of each part. If no number is given for a part, all its images are used."""
-        return replace(
-            self,
-            train_images=self.train_images[:num_train],
-            train_labels=self.train_labels[:num_train],
-            test_images=self.test_images[:num_test],
-            test_labels=self.test_labels[:num_test],
-        )
+        train = self.train_images[:num_train], self.train_labels[:num_train]
+        return Images(self.name, *train, self.test_images[:num_test], self.test_labels[:num_test])
 
 
 @checked
@@ -82,11 +77,10 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
     for key in ("test_images", "test_labels", *(["train_labels"] if "train_images" in stored else [])):
         if key not in stored:
             raise ValueError(f"images: {path} holds {', '.join(stored)} but no {key}; this is not the file of {name}")
-    test_images, test_labels = _with_channels(stored["test_images"]), stored["test_labels"]
-    train_images, train_labels = test_images[:0], test_labels[:0]
-    if "train_images" in stored:
-        train_images, train_labels = _with_channels(stored["train_images"]), stored["train_labels"]
-    return Images(name, train_images, train_labels, test_images, test_labels)
+    images, labels = _with_channels(stored["test_images"]), stored["test_labels"]
+    if "train_images" not in stored:
+        return Images(name, images[:0], labels[:0], images, labels)
+    return Images(name, _with_channels(stored["train_images"]), stored["train_labels"], images, labels)
 
 
 def check_images(owner: str, images: np.ndarray, square: bool = False) -> None:

@@ -43,7 +43,7 @@ class Regression:
         y_mean, y_std = float(self.y.mean()), float(self.y.std(unbiased=False))
         x, x_test, grid = ((part - x_mean) / x_std for part in (self.x, self.x_test, self.grid))
         y, y_test, truth = ((part - y_mean) / y_std for part in (self.y, self.y_test, self.truth))
-        gap = None if self.gap is None else ((self.gap[0] - x_mean) / x_std, (self.gap[1] - x_mean) / x_std)
+        gap = self.gap and ((self.gap[0] - x_mean) / x_std, (self.gap[1] - x_mean) / x_std)
         return Regression(x, y, x_test, y_test, grid, truth, self.noise / y_std**2, gap)
 
 
@@ -69,10 +69,8 @@ class Classification:
     def grid(self, side: Count = 60) -> Tensor:
         """Points [side^2, 2] of a regular lattice over the box, row by row from the bottom."""
         left, right, lower, upper = self.box
-        second, first = torch.meshgrid(
-            torch.linspace(lower, upper, side), torch.linspace(left, right, side), indexing="ij"
-        )
-        return torch.stack((first, second), dim=-1).reshape(-1, 2)
+        points = torch.cartesian_prod(torch.linspace(lower, upper, side), torch.linspace(left, right, side))
+        return points.flip(-1)
 
 
 @dataclass(frozen=True)

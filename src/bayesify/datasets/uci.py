@@ -105,8 +105,7 @@ def load(name: str, folder: str | Path | None = None, *, download: bool = True) 
         labels = arrays["y"].astype(np.int64).reshape(-1)
         return Table(short, "classification", arrays["X"], labels, seeded_splits(arrays["X"], labels))
     if short not in REGRESSION:
-        known = ", ".join((*REGRESSION, *CLASSIFICATION))
-        raise ValueError(f"uci: name={name!r}; give one of {known}")
+        raise ValueError(f"uci: name={name!r}; give one of {', '.join((*REGRESSION, *CLASSIFICATION))}")
     arrays = _read(f"uci/{REGRESSION[short]}.npz", short, folder, download)
     standard, gap = _splits(arrays, ""), _splits(arrays, "gap_")
     if not standard:
@@ -127,9 +126,8 @@ def _read(file: str, name: str, folder: str | Path | None, download: bool) -> di
 
 def _splits(arrays: dict[str, np.ndarray], prefix: str) -> tuple[Split, ...]:
     made: list[Split] = []
-    while f"{prefix}train_{len(made)}" in arrays and f"{prefix}test_{len(made)}" in arrays:
-        train, test = (arrays[f"{prefix}{part}_{len(made)}"].astype(np.int64) for part in ("train", "test"))
-        made.append(Split(train, test))
+    while {f"{prefix}train_{len(made)}", f"{prefix}test_{len(made)}"} <= arrays.keys():
+        made.append(Split(*(arrays[f"{prefix}{part}_{len(made)}"].astype(np.int64) for part in ("train", "test"))))
     return tuple(made)
 
 

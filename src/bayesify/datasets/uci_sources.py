@@ -24,8 +24,7 @@ CLASSIFICATION_FILES, TABLE_SHAPES, CLASSIFICATION_SHA256 = (
 
 
 def download(name: str, folder: Path) -> dict[str, np.ndarray]:
-    """Download a set, and return its arrays, which are not yet verified. Finished files stay in `folder`, so that an interrupted
-    download can continue."""
+    """The unverified arrays of a downloaded set. Finished files stay in `folder`, so that an interrupted download can continue."""
     if name in CLASSIFICATION_FILES:
         file = CLASSIFICATION_FILES[name]
         return read_classification(name, fetch([f"{ARCHIVE_URL}/{file}"], folder / Path(file).name).read_text())
@@ -33,8 +32,7 @@ def download(name: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
-    """One sha256 of several arrays, in the order of their names. For each array, the hash covers the name and then the entries in
-    C order."""
+    """One sha256 of several arrays, in the order of their names; it covers each array's name, then its entries in C order."""
     entries = (key.encode() + np.ascontiguousarray(arrays[key]).tobytes() for key in sorted(arrays))
     return hashlib.sha256(b"".join(entries)).hexdigest()
 
@@ -42,23 +40,20 @@ def digest_all(arrays: Mapping[str, np.ndarray]) -> str:
 def _regression(name: str, folder: Path) -> dict[str, np.ndarray]:
     def read(base: str, file: str) -> np.ndarray:
         kind = "gap" if base == GAP_URL else "standard"
-        path = folder / f"{kind}-{file}"
-        fetch([f"{base}/{name}/data/{file}"], path, check=np.loadtxt, progress=file == "data.txt")
-        return np.loadtxt(path)
+        path, address = folder / f"{kind}-{file}", f"{base}/{name}/data/{file}"
+        return np.loadtxt(fetch([address], path, check=np.loadtxt, progress=file == "data.txt"))
 
     table = read(STANDARD_URL, "data.txt")
-    inputs, target = (
-        np.atleast_1d(read(STANDARD_URL, f"index_{part}.txt")).astype(int) for part in ("features", "target")
-    )
+    indices = (read(STANDARD_URL, f"index_{part}.txt") for part in ("features", "target"))
+    inputs, target = (np.atleast_1d(index).astype(int) for index in indices)
     count = int(read(STANDARD_URL, "n_splits.txt"))
-    wanted = {
-        f"{part}_{k}": (STANDARD_URL, f"index_{part}_{k}.txt") for k in range(count) for part in ("train", "test")
-    }
+    wanted: dict[str, tuple[str, str]] = {}
     for part in ("train", "test"):
+        wanted |= {f"{part}_{k}": (STANDARD_URL, f"index_{part}_{k}.txt") for k in range(count)}
         wanted |= {f"gap_{part}_{d}": (GAP_URL, f"index_{part}_{d}.txt") for d in range(len(inputs))}
     with ThreadPoolExecutor(8) as pool:
-        indices = pool.map(lambda place: read(*place), wanted.values())
-        splits = {key: index.astype(np.int32) for key, index in zip(wanted, indices, strict=True)}
+        found = pool.map(lambda place: read(*place).astype(np.int32), wanted.values())
+        splits = dict(zip(wanted, found, strict=True))
     return {"X": np.ascontiguousarray(table[:, inputs]), "y": np.ascontiguousarray(table[:, target]), **splits}
 
 

@@ -24,17 +24,14 @@ def exact_outcomes(seed: int) -> dict[str, Outcome]:
     """The exact answer to each problem by name; empty for a seed without stored answers."""
     if seed != SEED or not EXACT_PATH.exists():
         return {}
-    found: dict[str, Outcome] = {}
+    found = {problem: Outcome(METHOD, problem) for problem in ("regression", "classification")}
     with np.load(EXACT_PATH) as stored:
-        for problem in ("regression", "classification"):
-            scores, figure = {}, {}
-            for name in stored.files:
-                kind, part, key = name.split(".")
-                if kind == problem and part == "figure":
-                    figure[key] = torch.from_numpy(stored[name].astype(np.float32))
-                elif kind == problem:
-                    scores[key] = float(stored[name])
-            found[problem] = Outcome(METHOD, problem, scores, figure=figure)
+        for name in stored.files:
+            problem, part, key = name.split(".")
+            if part == "figure":
+                found[problem].figure[key] = torch.from_numpy(stored[name].astype(np.float32))
+            else:
+                found[problem].scores[key] = float(stored[name])
     return found
 
 
@@ -48,9 +45,8 @@ def distance(outcome: Outcome, exact: Outcome, problem: ToyProblem) -> str:
     ours, right = outcome.figure, exact.figure
     if outcome.problem == "classification":
         off = float((ours["probs"] - right["probs"]).abs().mean())
-        return (
-            f"{_word(10 * off)}: probabilities differ from the exact probabilities by {100 * off:.0f} points on average"
-        )
+        words = f"probabilities differ from the exact probabilities by {100 * off:.0f} points on average"
+        return f"{_word(10 * off)}: {words}"
     differences = [ours[name] - right[name] for name in ("mean", "epistemic_std")]
     off = float(torch.stack(differences).norm(dim=0).mean())
     low, high = getattr(problem.data, "gap", None) or (0.0, 0.0)

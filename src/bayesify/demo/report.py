@@ -92,11 +92,7 @@ def render_demo(
     unfinished: Sequence[str] = (),
     quick: bool = False,
 ) -> str:
-    """The demonstration's page: self-contained HTML.
-
-    The page states the seed, the command that reproduces it, the titles of methods that did not finish, and whether training was
-    too brief to converge.
-    """
+    """The demonstration's page: self-contained HTML. It names the seed, the command that reproduces it, and unfinished methods."""
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
