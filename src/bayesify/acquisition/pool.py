@@ -98,10 +98,8 @@ def label_pool(
         done = -(-(len(run.indices) - len(first)) // size)
         model = train(x[run.indices], run.labels, seed + done)
         if not isinstance(model, Predictor):
-            raise TypeError(
-                f"label_pool: the function train= returned {shown(model)}; return a predictor, such as a "
-                "BayesianNetwork"
-            )
+            returned = f"the function train= returned {shown(model)}"
+            raise TypeError(f"label_pool: {returned}; return a predictor, such as a BayesianNetwork")
         if len(run.rounds) == done:
             run.rounds.append({"labels": len(run.indices), **_scores(model, evaluate)})
         rest = torch.ones(len(x), dtype=torch.bool).index_fill(0, run.indices, False).nonzero().squeeze(1)

@@ -169,23 +169,19 @@ def _greedy(
 
 
 def _sampled(log_probs: Tensor, count: int, generator: torch.Generator | None) -> Tensor:
-    """Sample M label configurations from the mixture of draws, and return the log-probability of each configuration given each
-    draw: [M, S]. `log_probs` is [S, k, C]."""
+    """The log-probabilities [M, S], given each draw, of M label configurations that are sampled from `log_probs` [S, k, C]."""
     num_draws, chosen, _ = log_probs.shape
     each = -(-count // num_draws)
     home = log_probs.device if generator is None else generator.device
     flat = log_probs.exp().flatten(0, 1).to(home)
     labels = torch.multinomial(flat, each, replacement=True, generator=generator).to(log_probs.device)  # [S k, each]
     labels = labels.view(num_draws, chosen, each).movedim(1, 2).flatten(0, 1)  # [M, k]
-    log_joint = log_probs.new_zeros(len(labels), num_draws)
-    for place in range(chosen):
-        log_joint += log_probs[:, place].T[labels[:, place]]
-    return log_joint
+    return sum((log_probs[:, place].T[labels[:, place]] for place in range(chosen)), log_probs.new_zeros(1))
 
 
 def _conditional_entropy(log_probs: Tensor, weights: Tensor, shares: Tensor) -> Tensor:
-    """Entropy of each example's label, averaged over M label configurations: [N]. Given configuration m, draw s has the weight
-    `weights[m, s]`; configuration m has the weight `shares[m]` in the average."""
+    """Entropy of each example's label, [N], averaged over M label configurations with weights `shares` [M]. Given configuration m,
+    draw s has the weight `weights[m, s]`."""
     num_draws, _, classes = log_probs.shape
     rows = max(1, MAX_ELEMENTS_PER_CHUNK // (classes * max(len(weights), num_draws)))
     found = []

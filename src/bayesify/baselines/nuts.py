@@ -10,7 +10,7 @@ from torch import Tensor
 from bayesify.arguments.checks import Count, Seed, checked
 from bayesify.arguments.installing import how_to_install
 from bayesify.draws import Draws
-from bayesify.likelihoods.objectives import check_example_weights, expected_log_likelihood
+from bayesify.likelihoods.objectives import check_example_weights, exact_copy, expected_log_likelihood
 from bayesify.network import BayesianNetwork
 from bayesify.running.generators import own_generators
 from bayesify.running.inputs_and_outputs import checked_inputs, select_output
@@ -84,7 +84,7 @@ class _Potential:
     """The potential -log p(w, y) as a function of one vector that holds all weights, in float64."""
 
     def __init__(self, bnn: BayesianNetwork, x: Any, start: dict[str, Tensor], *targets: Any) -> None:
-        self.likelihood = bnn.require_likelihood("nuts")
+        self.likelihood = exact_copy(bnn.require_likelihood("nuts"))
         self.prior = bnn.prior.draw(1).require_fixed("nuts")
         self.runner, self.inputs, self.output = Runner(bnn.network, bnn.weights), checked_inputs(x), bnn.output
         self.shapes = {name: tuple(value.shape) for name, value in start.items()}
@@ -104,6 +104,6 @@ class _Potential:
         cast = {name: value.to(self.dtype) for name, value in weights.items()}
         outputs = select_output(self.runner.call(cast, *self.inputs), self.output).unsqueeze(0)
         given = self.y, self.likelihood, len(self.y), self.example_weights
-        data = expected_log_likelihood(outputs, *given, exact=True)[0]
+        data = expected_log_likelihood(outputs, *given)[0]
         penalty = self.prior.cross_entropy({name: value.square().sum() for name, value in weights.items()}, self.sizes)
         return penalty - data

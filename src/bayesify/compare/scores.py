@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from bayesify import conformal, metrics
+from bayesify.metrics.ranking import dense_ranks, kept_means
 from bayesify.predictive import ClassificationPredictive, Predictive, RegressionPredictive
 from bayesify.sklearn.scores import LEVELS
 
@@ -50,12 +51,13 @@ def score_regression(
         found[f"coverage_90_{name}"] = float(inside[part].mean()) if len(part) else None
     _check(found)
     errors = np.square(y - mean)
+    kept = kept_means(dense_ranks(torch.from_numpy(std), "std"), torch.from_numpy(errors), NUM_POINTS)
     curves = {
         "levels": curve.expected.tolist(),
         "observed": curve.observed.tolist(),
         "sharpness": np.quantile(std, SHARPNESS_LEVELS).tolist(),
         "bins": [{**entry, "error": math.sqrt(entry["error"])} for entry in _bins(std, errors)],
-        "rejection": _rejected(std, errors),
+        "rejection": kept.sqrt().tolist(),
         "losses": _losses(test, targets),
     }
     return found, curves
@@ -122,16 +124,3 @@ def _bins(uncertainty: np.ndarray, errors: np.ndarray) -> list[dict[str, Any]]:
         {"uncertainty": float(uncertainty[part].mean()), "error": float(errors[part].mean()), "count": len(part)}
         for part in parts
     ]
-
-
-def _rejected(uncertainty: np.ndarray, errors: np.ndarray) -> list[float]:
-    """Square root of the mean error of the rows that remain after the least certain rows are left out. Entry k of the
-    result (k = 0..NUM_POINTS-1) leaves out the share k / NUM_POINTS of the rows.
-
-    Rows with equal uncertainty are left out in random order; the result is the expectation over all such orders.
-    """
-    _, group, counts = np.unique(uncertainty, return_inverse=True, return_counts=True)
-    expected = (np.bincount(group, errors) / counts)[group][np.argsort(uncertainty, kind="stable")]
-    running = np.cumsum(expected) / np.arange(1, len(expected) + 1)
-    kept = [len(expected) - step * len(expected) // NUM_POINTS for step in range(NUM_POINTS)]
-    return [float(np.sqrt(running[count - 1])) for count in kept]

@@ -1,6 +1,6 @@
 """Conformal prediction of numbers, from a single split or from cross-validation."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal, Self
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import checked
-from bayesify.conformal.thresholds import Rule, as_targets, listed, rank_of
+from bayesify.conformal.thresholds import Groups, Rule, as_targets, listed, rank_of
 from bayesify.predictive.base import MAX_ELEMENTS_PER_CHUNK
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 
@@ -52,7 +52,7 @@ class Intervals(Rule):
         self.score = score
 
     @checked
-    def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
+    def fit(self, prediction: Any, y: Any, *, groups: Groups = None) -> Self:
         """Calibrate on rows that the model was not trained on.
 
         Args:
@@ -76,9 +76,7 @@ class Intervals(Rule):
         return self
 
     @checked
-    def interval(
-        self, prediction: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def interval(self, prediction: Any, level: float = 0.9, *, groups: Groups = None) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the new rows' intervals, [B, O] each.
 
         Args:
@@ -125,15 +123,15 @@ def as_prediction(prediction: Any, score: str) -> Known:
 
 
 def centers(score: str, prediction: Known, level: float) -> tuple[Tensor, Tensor]:
-    """The predicted mean and the unit of the score for each row and output; the unit is the standard deviation, or 1 for the
-    score `absolute`. For the score `quantiles`, the results are instead the lower and upper ends of the predictive distribution's
-    own intervals. Both results are [n, O]."""
+    """The predicted means and the units of the score (standard deviations, or 1 for the score `absolute`), [n, O] each. For the
+    score `quantiles`, the results are instead the ends of the predictive distribution's own intervals."""
     if not isinstance(prediction, RegressionPredictive):
         first, second = prediction
-        return first, torch.ones_like(second) if score == "absolute" else second
-    if score == "quantiles":
+    elif score == "quantiles":
         return prediction.interval(level)
-    return prediction.mean, torch.ones_like(prediction.mean) if score == "absolute" else prediction.std
+    else:
+        first, second = prediction.mean, prediction.std
+    return first, torch.ones_like(second) if score == "absolute" else second
 
 
 def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> Tensor:
@@ -145,8 +143,7 @@ def interval_scores(score: str, prediction: Known, y: Tensor, level: float) -> T
 
 
 def _own_intervals(prediction: RegressionPredictive, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper ends, [n, O] each, of the predictive distribution's own central intervals of level q. If q is 1 or more,
-    the interval is the whole line."""
+    """Lower and upper ends, [n, O], of the distribution's own central intervals of level q; the whole line if q is 1 or more."""
     lower, upper = torch.full_like(prediction.mean, -torch.inf), torch.full_like(prediction.mean, torch.inf)
     # Raise the level slightly: an interval of exactly level q would end just below an atom whose centrality is q.
     margin = max(1e-12, 8 * torch.finfo(q.dtype).eps)

@@ -1,6 +1,5 @@
 """A predictor with calibrated intervals or sets."""
 
-from collections.abc import Hashable, Sequence
 from typing import Any, Self
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import checked, refuse
 from bayesify.conformal.intervals import Intervals
 from bayesify.conformal.sets import Sets
-from bayesify.conformal.thresholds import listed
+from bayesify.conformal.thresholds import Groups, listed
 from bayesify.predictive.base import Predictive
 from bayesify.predictor import Predictor
 from bayesify.storage.serializers import STORED_CLASSES, register_predictor, stored_name
@@ -43,7 +42,7 @@ class Conformal(Predictor):
         self.likelihood, self.output, self.findings = model.likelihood, model.output, model.findings
 
     @checked
-    def fit(self, x: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any) -> Self:
+    def fit(self, x: Any, y: Any, *, groups: Groups = None, **options: Any) -> Self:
         """Calibrate on rows that the model was not trained on.
 
         Args:
@@ -79,9 +78,7 @@ class Conformal(Predictor):
         return self.model.predict(x, num_draws, generator=generator, memory=memory, **options)
 
     @checked
-    def interval(
-        self, x: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    def interval(self, x: Any, level: float = 0.9, *, groups: Groups = None, **options: Any) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the intervals, [B, O] each; see `Intervals.interval`.
 
         Raises:
@@ -94,9 +91,7 @@ class Conformal(Predictor):
         return self.rule.interval(self.predict(x, **options), level, groups=groups)
 
     @checked
-    def sets(
-        self, x: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None, **options: Any
-    ) -> Tensor:
+    def sets(self, x: Any, level: float = 0.9, *, groups: Groups = None, **options: Any) -> Tensor:
         """Whether each class is in each row's set, as booleans [B, C]; see `Sets.sets`.
 
         Raises:

@@ -1,14 +1,13 @@
 """Sets of classes by split conformal prediction."""
 
 import math
-from collections.abc import Hashable, Sequence
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import CountOrZero, NonNegative, checked
-from bayesify.conformal.thresholds import Rule, as_targets, listed, rank_of
+from bayesify.conformal.thresholds import Groups, Rule, as_targets, listed, rank_of
 from bayesify.predictive.classification import ClassificationPredictive
 
 SetScore = Literal["probability", "adaptive"]
@@ -65,7 +64,7 @@ class Sets(Rule):
         self.randomized, self.empty, self.seed = randomized, empty, seed
 
     @checked
-    def fit(self, prediction: Any, y: Any, *, groups: Sequence[Hashable] | Tensor | None = None) -> Self:
+    def fit(self, prediction: Any, y: Any, *, groups: Groups = None) -> Self:
         """Calibrate on rows that the model was not trained on.
 
         Args:
@@ -92,7 +91,7 @@ class Sets(Rule):
         return self
 
     @checked
-    def sets(self, prediction: Any, level: float = 0.9, *, groups: Sequence[Hashable] | Tensor | None = None) -> Tensor:
+    def sets(self, prediction: Any, level: float = 0.9, *, groups: Groups = None) -> Tensor:
         """Whether each class is in each new row's set, as booleans [B, C].
 
         Args:
@@ -154,10 +153,8 @@ def class_probs(prediction: Any, name: str = "prediction") -> Tensor:
     if probs.ndim == 3 and probs.shape[1] == 1:
         probs = probs.squeeze(1)
     if probs.ndim != 2:
-        raise TypeError(
-            f"conformal.Sets: probabilities of shape {list(probs.shape)} have several labels per row; give one "
-            f"label per row"
-        )
+        found = f"probabilities of shape {list(probs.shape)} have several labels per row"
+        raise TypeError(f"conformal.Sets: {found}; give one label per row")
     return probs
 
 

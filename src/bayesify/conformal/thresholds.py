@@ -2,13 +2,16 @@
 
 import inspect
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Count, checked, refuse
+
+Groups = Sequence[Hashable] | Tensor | None
+"""Group of each row, for coverage within each group; `None` if there are no groups."""
 
 
 @checked
@@ -64,12 +67,10 @@ class Rule:
     groups: list[Hashable] | None = None
 
     def thresholds(self, level: float, new: list[Hashable] | None) -> Tensor:
-        """Threshold of each new row, [m, ...], computed from the calibration rows of its group. If there are no groups, the
-        result is one threshold, [1, ...]."""
+        """Threshold of each new row, [m, ...], from the calibration rows of its group; without groups one threshold, [1, ...]."""
         if self.scores is None:
-            raise ValueError(
-                f"conformal.{type(self).__name__}: there are no calibration rows; call fit(prediction, y) first"
-            )
+            owner = f"conformal.{type(self).__name__}"
+            raise ValueError(f"{owner}: there are no calibration rows; call fit(prediction, y) first")
         scores = self.scores if isinstance(self.scores, Tensor) else self.scores(level=level)
         if self.groups is None and new is None:
             return threshold(scores, level).unsqueeze(0)
@@ -84,9 +85,8 @@ class Rule:
         for group in dict.fromkeys(new):
             rows = [index for index, other in enumerate(self.groups) if other == group]
             if not rows:
-                raise ValueError(
-                    f"conformal: group {group!r} has no calibration row; calibrate with rows of every group"
-                )
+                absent = f"group {group!r} has no calibration row"
+                raise ValueError(f"conformal: {absent}; calibrate with rows of every group")
             found[group] = threshold(scores[rows], level)
         return torch.stack([found[group] for group in new])
 
@@ -102,9 +102,8 @@ def listed(groups: Any, rows: int) -> list[Hashable] | None:
         return None
     plain = groups.tolist() if hasattr(groups, "tolist") else list(groups)
     if len(plain) != rows or getattr(groups, "ndim", 1) != 1:
-        raise ValueError(
-            f"conformal: groups= has length {len(plain)}, but there are {rows} rows; give one group per row"
-        )
+        found = f"groups= has length {len(plain)}, but there are {rows} rows"
+        raise ValueError(f"conformal: {found}; give one group per row")
     if any(value != value for value in plain):
         raise ValueError("conformal: groups= contains NaN; give every row a group, or leave out rows without a group")
     return plain

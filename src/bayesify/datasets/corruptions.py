@@ -56,7 +56,7 @@ def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) 
 
 
 def _gaussian_blur(x: np.ndarray, width: float, generator: np.random.Generator) -> np.ndarray:
-    """Blur rows, then columns, with a kernel of four standard deviations to each side. The image's border is repeated outside it."""
+    """Blur rows, then columns, with a kernel of four standard deviations to each side. Outside, the image's border is repeated."""
     reach = int(4 * width + 0.5)
     kernel = np.array([math.exp(-0.5 * (offset / width) ** 2) for offset in range(-reach, reach + 1)])
     kernel /= kernel.sum()

@@ -21,18 +21,6 @@ __all__ = [
     "StudentT",
 ]
 
-REGISTRY: dict[str, type[Likelihood]] = {
-    kind.name: kind
-    for kind in (
-        Gaussian,
-        HeteroscedasticGaussian,
-        StudentT,
-        Quantiles,
-        Poisson,
-        NegativeBinomial,
-        Hurdle,
-        Categorical,
-        Bernoulli,
-    )
-}
+NUMBERS = (Gaussian, HeteroscedasticGaussian, StudentT, Quantiles, Poisson, NegativeBinomial, Hurdle)
+REGISTRY: dict[str, type[Likelihood]] = {kind.name: kind for kind in (*NUMBERS, Categorical, Bernoulli)}
 """Likelihoods by the name that configuration files use."""

@@ -120,8 +120,7 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> Predictive:
-        """The predictive distribution for a Gaussian over outputs. Likelihoods of classes use a link function; see
-        `GaussianClassPredictive`."""
+        """The predictive for a Gaussian over outputs. Likelihoods of classes use a link; see `GaussianClassPredictive`."""
 
     def logit_axis(self, ndim: int) -> int | None:
         """Axis of the classes in outputs [B, ...] with `ndim` axes, counted from the end; `None` if there is no such axis."""
@@ -129,19 +128,14 @@ class Likelihood(nn.Module):
 
     @abstractmethod
     def fisher(self, outputs: Tensor) -> Tensor:
-        """The expected Hessian of `-log p(y | f)` with respect to the outputs, where y is drawn from p(y | f). It is positive
-        semidefinite.
-
-        Args:
-            outputs: Outputs, [..., O].
+        """The expected Hessian of `-log p(y | f)` with respect to outputs [..., O], where y is drawn from p(y | f).
 
         Returns:
-            The Fisher matrices, [..., O, O].
+            The Fisher matrices, [..., O, O], which are positive semidefinite.
         """
 
     def fisher_factor(self, outputs: Tensor, y: Tensor | None = None) -> Tensor:
-        r"""Vectors $r_k$ whose outer products add up to the Fisher matrix of an example's outputs:
-        $\sum_k r_k r_k^\top$.
+        r"""Vectors $r_k$ whose outer products $\sum_k r_k r_k^\top$ are the Fisher matrix of an example's outputs.
 
         Args:
             outputs: Outputs of one draw, [B, ...].
@@ -161,8 +155,7 @@ class Likelihood(nn.Module):
             y: Targets, which are needed only if some of them mean "no label here".
 
         Returns:
-            The tensors h and q, with the shape of the outputs; q is `None` if the matrix is diagonal, as it is by
-            default.
+            The tensors h and q, with the shape of the outputs. By default the matrix is diagonal, and q is `None`.
         """
         wide = as_float(outputs) if outputs.ndim > 1 else as_float(outputs).unsqueeze(-1)
         return self.fisher(wide).diagonal(dim1=-2, dim2=-1).reshape(outputs.shape), None
@@ -170,8 +163,7 @@ class Likelihood(nn.Module):
     def fisher_samples(
         self, outputs: Tensor, count: int, y: Tensor | None = None, *, generator: torch.Generator | None = None
     ) -> Tensor:
-        r"""A few random vectors, [K, B, ...], whose outer products add up, in expectation, to the Fisher matrix of an
-        example.
+        r"""Random vectors, [K, B, ...], whose outer products add up, in expectation, to the Fisher matrix of an example.
 
         Each vector is a sum of the vectors of `fisher_factor` with random signs, divided by $\sqrt K$. If
         `fisher_factor` has at most `count` vectors, they are returned unchanged.
@@ -183,8 +175,7 @@ class Likelihood(nn.Module):
         return torch.einsum("kfb,fb...->kb...", signs, factor) / math.sqrt(count)
 
     def _factor(self, outputs: Tensor) -> Tensor:
-        """Rows [..., K, O] whose outer products add up to `fisher`. The default implementation assumes that `fisher` is
-        diagonal."""
+        """Rows [..., K, O] whose outer products add up to `fisher`, which is assumed to be diagonal."""
         return self.fisher(outputs).sqrt()
 
 
@@ -264,20 +255,17 @@ class NumberLikelihood(Likelihood):
         return self.predictive(Outputs(kept=outputs.draws))
 
     def _store(self, name: str, given: Any, learn: bool) -> float | list[float]:
-        """Store a positive number, or one positive number per target, as its inverse softplus in `raw_<name>`. The result is the
-        stored number as a float, or the stored numbers as a list."""
+        """Store a positive number, or a list with one per target, as its inverse softplus in `raw_<name>`, and return it."""
+        owner = f"likelihoods.{type(self).__name__}"
         if isinstance(given, Tensor) and given.ndim > 1:
-            raise refuse(f"likelihoods.{type(self).__name__}", name, given, "a number, or one per output")
-        values = given.tolist() if isinstance(given, Tensor) else given
-        flat = [float(values)] if isinstance(values, (int, float)) else [float(value) for value in values]
+            raise refuse(owner, name, given, "a number, or one per output")
+        values: Any = given.tolist() if isinstance(given, Tensor) else given
+        single = isinstance(values, (int, float))
+        flat = [float(value) for value in ([values] if single else values)]
         if not flat or not all(0 < value < math.inf for value in flat):
-            raise ValueError(
-                f"likelihoods.{type(self).__name__}: {name}={given}; give a positive number, or one per output"
-            )
-        plain: float | list[float] = float(values) if isinstance(values, (int, float)) else flat
-        self._given[name] = plain
-        raw = torch.tensor([raw_positive(value) for value in flat])
-        raw = raw if isinstance(plain, list) else raw[0]
+            raise ValueError(f"{owner}: {name}={given}; give a positive number, or one per output")
+        plain = self._given[name] = flat[0] if single else flat
+        raw = _raw(plain)
         if learn:
             self.register_parameter(f"raw_{name}", nn.Parameter(raw))
         else:
@@ -288,22 +276,23 @@ class NumberLikelihood(Likelihood):
         return positive(getattr(self, f"raw_{name}"))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Convert the tensors. If a parameter has not changed since construction, conversion to float64 restores its initial
-        value without rounding."""
+        """Convert the tensors. Conversion to float64 restores the initial value of an unchanged parameter without rounding."""
         exact = {}
         for name, given in self._given.items():
-            raw = getattr(self, f"raw_{name}")
-            values = given if isinstance(given, list) else [given]
-            wanted = torch.tensor([raw_positive(value) for value in values], dtype=torch.float64).reshape(raw.shape)
+            raw, wanted = getattr(self, f"raw_{name}"), _raw(given, torch.float64)
             if raw.dtype == torch.float32 and torch.equal(raw.detach().cpu(), wanted.float()):
-                exact[name] = wanted
+                exact[f"raw_{name}"] = wanted
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, wanted in exact.items():
-            raw = getattr(self, f"raw_{name}")
-            if raw.dtype == torch.float64:
+            if (raw := getattr(self, name)).dtype == torch.float64:
                 with torch.no_grad():
                     raw.copy_(wanted)
         return self
+
+
+def _raw(plain: float | list[float], dtype: torch.dtype | None = None) -> Tensor:
+    raw = [raw_positive(value) for value in plain] if isinstance(plain, list) else raw_positive(plain)
+    return torch.tensor(raw, dtype=dtype)
 
 
 def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor], outputs: Tensor) -> tuple[Tensor, ...]:
@@ -311,8 +300,7 @@ def _split(split: Callable[..., tuple[Tensor, ...]], numbers: dict[str, Tensor],
 
 
 def spread_factor(factor: Tensor) -> Tensor:
-    """Extend each vector, which covers the outputs of one position, to all outputs of the example, with 0 at all other positions:
-    [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
+    """Extend each vector of one position to all outputs of the example by zeros: [B, *T, K, O] -> [prod(T) K, B, *T, O]."""
     batch, places, (count, size) = factor.shape[0], factor.shape[1:-2], factor.shape[-2:]
     flat = factor.reshape(batch, -1, count, size)
     positions = flat.shape[1]

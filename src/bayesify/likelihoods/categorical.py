@@ -77,9 +77,8 @@ class Categorical(Likelihood):
     def __init__(self, class_axis: Axis = -1, ignore_index: Index = -100) -> None:
         super().__init__()
         if class_axis == 0:
-            raise ValueError(
-                "likelihoods.Categorical: class_axis=0 is the axis of the examples; give the axis of the classes"
-            )
+            found = "class_axis=0 is the axis of the examples"
+            raise ValueError(f"likelihoods.Categorical: {found}; give the axis of the classes")
         self._class_axis, self._ignore_index = class_axis, ignore_index
 
     @property
@@ -99,8 +98,7 @@ class Categorical(Likelihood):
         return self._fit_targets(outputs, y, False)[0] != self._ignore_index
 
     def _all_count(self, y: Tensor, classes: int) -> bool:
-        """Whether every label is known to be in range and not ignored. The result is false on a GPU, because the check would have
-        to wait for the GPU."""
+        """Whether every label is known to be in range and not ignored; false on a GPU, where the check would have to wait."""
         if y.device.type != "cpu" or not should_check(y) or not y.numel() or y.is_floating_point():
             return False
         low, high = map(int, y.aminmax())
@@ -130,14 +128,11 @@ class Categorical(Likelihood):
         classes = self._classes_last(outputs).shape[-1]
         if self._all_count(y, classes):
             return
-        valid = y != self._ignore_index
-        if bool(((y < 0) | (y >= classes)).logical_and(valid).any()):
-            wrong = y[((y < 0) | (y >= classes)) & valid][0].item()
-            raise ValueError(
-                f"likelihoods.Categorical: label {wrong} is out of range for {classes} outputs; "
-                f"labels go from 0 to {classes - 1}"
-                + ("; with one output for two classes, use Bernoulli" if classes == 1 else "")
-            )
+        wrong = ((y < 0) | (y >= classes)) & (y != self._ignore_index)
+        if bool(wrong.any()):
+            hint = "; with one output for two classes, use Bernoulli" if classes == 1 else ""
+            found = f"label {y[wrong][0].item()} is out of range for {classes} outputs"
+            raise ValueError(f"likelihoods.Categorical: {found}; labels go from 0 to {classes - 1}{hint}")
 
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Log-probability of each label."""
@@ -147,8 +142,7 @@ class Categorical(Likelihood):
             return F.log_softmax(logits, dim=-1).gather(-1, each.unsqueeze(-1)).squeeze(-1)
         ignored = y == self._ignore_index
         labels = y.masked_fill(ignored, 0).long()
-        inside = labels.clamp(0, logits.shape[-1] - 1)
-        each = inside.expand(logits.shape[:-1])
+        each = (inside := labels.clamp(0, logits.shape[-1] - 1)).expand(logits.shape[:-1])
         if logits.is_cuda and not transforming():  # a matrix with one label per row has the fastest kernels
             found = -F.cross_entropy(logits.flatten(0, -2), each.flatten(), reduction="none").view(each.shape)
         else:
@@ -163,9 +157,8 @@ class Categorical(Likelihood):
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
         """See `GaussianClassPredictive`."""
-        return GaussianClassPredictive(
-            outputs, self.logit_axis(outputs.mean.ndim), link, ignore_index=self._ignore_index
-        )
+        axis = self.logit_axis(outputs.mean.ndim)
+        return GaussianClassPredictive(outputs, axis, link, ignore_index=self._ignore_index)
 
     def logit_axis(self, ndim: int) -> int:
         """The axis of the classes, counted from the end."""
@@ -230,14 +223,12 @@ class Categorical(Likelihood):
 
 
 def _proportional_sample(probs: Tensor, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    r"""Choose K classes with weights w, [..., K], by systematic sampling, so that $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$
-    for every f.
+    r"""Choose K classes with weights w, [..., K], so that $\mathbb{E} \sum_c w_c f(c) = \sum_c p_c f(c)$ for every f.
 
     Classes are considered in order of decreasing probability. For each class, the quotient is the total probability of this and
     all later classes, divided by the number of classes still to choose. The class is chosen with certainty if its probability
     exceeds the quotient. From the first class whose probability does not exceed its quotient, classes are chosen by systematic
-    sampling (Madow 1949). Systematic sampling starts at a random point of the cumulative probability and takes steps as large as
-    this class's quotient.
+    sampling (Madow 1949), in steps of this quotient from a random point of the cumulative probability.
     """
     ordered, classes = probs.sort(-1, descending=True)
     # Sum from the least likely class, because 1 minus the sum of the others would be rounding error.

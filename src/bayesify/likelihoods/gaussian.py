@@ -47,14 +47,12 @@ class Gaussian(NumberLikelihood):
 
     @property
     def noise(self) -> Tensor:
-        """Noise variance: a scalar, or [O]. The tensor is differentiable with respect to `raw_noise`; `noise.item()` or
-        `noise.tolist()` gives plain numbers."""
+        """Noise variance: a scalar or [O], differentiable with respect to `raw_noise`; `noise.tolist()` gives plain numbers."""
         return self._stored("noise")
 
     @property
     def is_learned_by_fit(self) -> bool:
-        """Whether `fit` and `Laplace.fit` find the variance. They find it if the variance is learned and no initial value was
-        given."""
+        """Whether `fit` and `Laplace.fit` find the variance, because it is learned and no initial value was given."""
         return self._noise is None and self._learn
 
     @property
@@ -131,8 +129,7 @@ class HeteroscedasticGaussian(NumberLikelihood):
         return 0.5 * self.family.mean_distance(mean, mean, 2 * variance) - self.family.mean_distance(y, mean, variance)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> RegressionPredictive:
-        r"""A Gaussian predictive. The log-variance is Gaussian, so the predictive uses the expected noise variance $\exp(f_v +
-        C_{vv} / 2)$."""
+        r"""A Gaussian predictive with the expected noise variance $\exp(f_v + C_{vv} / 2)$ of a Gaussian log-variance."""
         (mean, log_noise), (variance, spread) = outputs.mean.chunk(2, dim=-1), outputs.variance.chunk(2, dim=-1)
         noise = (log_noise.clamp(-20, 20) + 0.5 * spread).clamp_max(20).exp()
         return GaussianRegressionPredictive(outputs, mean, variance, noise, correlated=False)

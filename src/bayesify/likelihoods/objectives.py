@@ -17,32 +17,19 @@ def expected_log_likelihood(
     likelihood: Likelihood,
     num_data: int,
     example_weights: Tensor | None = None,
-    *,
-    exact: bool = False,
 ) -> Tensor:
     r"""The data term of a bound: $\frac{N}{B} \sum_{b} \omega_b \log p(y_b | f_s(x_b))$ for each draw, [S], in nats.
 
-    Args:
-        outputs: The network's outputs of each draw, [S, B, ...].
-        y: Targets of B examples.
-        likelihood: p(y | f).
-        num_data: Number N of examples in the whole dataset.
-        example_weights: Weights $\omega$ of the examples, [B]; 1 by default.
-        exact: Whether to use `log_prob` and its own gradients instead of the likelihood's `objective`. Samplers need the exact
-            gradients of `log_prob`.
-
-    Raises:
-        ValueError: If `num_data` is below the batch size, or if the weights do not fit the batch.
+    Shapes: outputs of each draw [S, B, ...], example weights $\omega$ [B] (1 by default). N is `num_data`, the number of examples
+    in the whole dataset. Raises `ValueError` if N is below the batch size B, or if the weights do not fit the batch.
     """
-    score = likelihood.log_prob if exact else likelihood.objective
-    log_prob = score(outputs, y, has_draws=True)  # [S, B]
+    log_prob = likelihood.objective(outputs, y, has_draws=True)  # [S, B]
     batch = log_prob.shape[-1]
     if batch == 0:
         raise ValueError("elbo: the batch is empty; give at least one example")
     if num_data < batch:
-        raise ValueError(
-            f"elbo: num_data={num_data} is below the batch size {batch}; give the size of the whole dataset"
-        )
+        found = f"num_data={num_data} is below the batch size {batch}"
+        raise ValueError(f"elbo: {found}; give the size of the whole dataset")
     if example_weights is not None:
         check_example_weights(example_weights, batch)
         log_prob = log_prob * example_weights
@@ -79,32 +66,24 @@ def check_example_weights(weights: Tensor, batch: int) -> None:
 def elbo(log_likelihood: Tensor, kl: Tensor, kl_weight: float = 1.0) -> Tensor:
     r"""Evidence lower bound: $\frac1S \sum_s \log p(\mathcal{D} | f_s) - \beta\,\mathrm{KL}_s$, a scalar in nats.
 
-    Args:
-        log_likelihood: The data term of each draw, [S].
-        kl: KL of each draw, [S] or a scalar.
-        kl_weight: $\beta$. The value 1 gives the bound, and a smaller value gives a tempered posterior.
+    The data term and the KL of each draw are [S]. A weight $\beta$ below 1 gives a tempered posterior.
     """
     return torch.sub(log_likelihood, kl, alpha=kl_weight).mean()
 
 
 def check_result(value: Tensor, weights: Mapping[str, Tensor], outputs: Tensor) -> None:
-    """Raise `ValueError` if an objective is not finite. The message names the first weight that is not finite. If all weights are
-    finite, the message says whether the outputs are finite."""
+    """Raise `ValueError` if an objective is not finite; the message names the first weight that is not finite, or the outputs."""
     if math.isfinite(value.item()):
         return
     for name, weight in weights.items():
         if not bool(torch.isfinite(weight).all()):
-            raise ValueError(
-                f"elbo is {value.item()}: a draw of {name} is not finite; lower the learning rate, or give init_std= "
-                "of the posterior a smaller value"
-            )
-    if not bool(torch.isfinite(outputs).all()):
-        raise ValueError(
-            f"elbo is {value.item()}: the network's weights are finite, but its outputs are not; standardize the inputs"
-        )
-    raise ValueError(
-        f"elbo is {value.item()}, although outputs and weights are finite; check the noise variance and the prior's scale"
-    )
+            why = f": a draw of {name} is not finite; lower the learning rate, or give init_std= of the posterior a smaller value"
+            break
+    else:
+        why = ", although outputs and weights are finite; check the noise variance and the prior's scale"
+        if not bool(torch.isfinite(outputs).all()):
+            why = ": the network's weights are finite, but its outputs are not; standardize the inputs"
+    raise ValueError(f"elbo is {value.item()}{why}")
 
 
 def exact_copy(likelihood: Likelihood) -> Likelihood:

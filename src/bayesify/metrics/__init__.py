@@ -1,5 +1,4 @@
-"""Metrics of a prediction: scores, calibration, ranking of examples by uncertainty, and accuracy after rejection of uncertain
-examples."""
+"""Metrics of a prediction: scores, calibration, ranking of examples by uncertainty, and accuracy after rejection of examples."""
 
 from bayesify.metrics.calibration import CalibrationCurve, ReliabilityDiagram, calibration_curve, reliability
 from bayesify.metrics.ranking import RejectionCurve, ood, rejection_curve

@@ -34,10 +34,7 @@ def uncertainties(predictive: Predictive) -> dict[str, Tensor]:
     elif isinstance(predictive, RegressionPredictive):
         eps = torch.finfo(predictive.mean.dtype).eps
         resolved = predictive.epistemic > (8 * eps * predictive.mean).square()
-        measures = {
-            "epistemic": predictive.epistemic.where(resolved, 0.0),
-            "variance": predictive.variance,
-        }
+        measures = {"epistemic": predictive.epistemic.where(resolved, 0.0), "variance": predictive.variance}
     else:
         raise TypeError(f"metrics: {type(predictive).__name__} is not a prediction; pass the result of predict(x)")
     return {name: value.flatten(1).sum(1) if value.ndim > 1 else value for name, value in measures.items()}
@@ -93,9 +90,8 @@ def areas(low: Tensor, high: Tensor) -> tuple[float, float]:
 def dense_ranks(scores: Tensor, name: str) -> Tensor:
     """Ranks of scores, starting at 0; equal scores share a rank."""
     if not bool(torch.isfinite(scores).all()):
-        raise ValueError(
-            f"metrics: {name} is not finite for some example; check the network's outputs for NaN and infinity"
-        )
+        remedy = "check the network's outputs for NaN and infinity"
+        raise ValueError(f"metrics: {name} is not finite for some example; {remedy}")
     ranks: Tensor = torch.unique(scores, return_inverse=True)[1]
     return ranks
 
@@ -156,9 +152,14 @@ def rejection_curve(
     if outside is not None:
         score = torch.cat((score, uncertainties(outside)[by].to(score)))
         correct = torch.cat((correct, correct.new_zeros(len(score) - len(correct))))
-    ranks = dense_ranks(score, by)
-    expected = (torch.bincount(ranks, correct) / torch.bincount(ranks))[ranks]
-    orders = torch.stack((expected[torch.argsort(ranks)], correct.sort(descending=True).values))
-    steps = torch.arange(num_points, device=score.device)
-    kept = len(score) - steps * len(score) // num_points
-    return RejectionCurve(steps / num_points, *(orders.cumsum(1)[:, kept - 1] / kept))
+    orders = dense_ranks(score, by), 1 - correct.long()
+    shares = torch.arange(num_points, device=score.device) / num_points
+    return RejectionCurve(shares, *(kept_means(ranks, correct, num_points) for ranks in orders))
+
+
+def kept_means(ranks: Tensor, values: Tensor, num_points: int) -> Tensor:
+    """Mean values [K] of the rows that are kept after the share k / K of the rows, those of the highest ranks, is rejected, for
+    k = 0..K-1. Among rows of equal rank, it is the expectation over random orders."""
+    expected = (torch.bincount(ranks, values) / torch.bincount(ranks))[ranks.sort().values]
+    kept = len(ranks) - torch.arange(num_points, device=ranks.device) * len(ranks) // num_points
+    return expected.cumsum(0)[kept - 1] / kept

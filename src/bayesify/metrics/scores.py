@@ -1,7 +1,5 @@
 """Scores of a prediction against the targets."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -62,20 +60,15 @@ def _nll(predictive: Predictive, y: Tensor) -> dict[str, float]:
 
 def _evaluate_regression(predictive: RegressionPredictive, y: Tensor) -> dict[str, float]:
     centrality = predictive.centrality(y)
-    scores: dict[str, Any] = {
-        **_nll(predictive, y),
-        "rmse": (y - predictive.mean).square().mean().sqrt(),
-        "crps": predictive.crps(y).mean(),
-    }
-    for level in COVERAGE_LEVELS:
-        scores[f"coverage_{100 * level:.0f}"] = (centrality <= level).double().mean()
+    covered = {f"coverage_{100 * level:.0f}": (centrality <= level).double().mean() for level in COVERAGE_LEVELS}
+    rmse, crps = (y - predictive.mean).square().mean().sqrt(), predictive.crps(y).mean()
+    scores = {**_nll(predictive, y), "rmse": rmse, "crps": crps, **covered}
     return {name: float(score) for name, score in scores.items()}
 
 
 def _evaluate_classification(predictive: ClassificationPredictive, y: Tensor) -> dict[str, float]:
-    correct = predictive.labels == y
     return {
-        "accuracy": float(correct.double().mean()),
+        "accuracy": float((predictive.labels == y).double().mean()),
         **_nll(predictive, y),
         "ece": reliability(predictive, y, ECE_BINS).ece,
         "brier": float(brier(predictive.class_probs, y).mean()),

@@ -52,15 +52,11 @@ def write_atomically(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def write_together(folder: Path, last: str) -> Iterator[Path]:
-    """Yield a draft folder. At the end of the `with` block, its files move into `folder`; the file `last` moves after all other
-    files.
+    """Yield a draft folder. At the end of the `with` block, its files move into `folder`, which is created; `last` moves last.
 
     All files are complete before the first of them moves. If an error is raised before the first file moves, the old files stay
     in place. Every call has its own draft, so several processes can write to one folder. A reader of `last` finds the old file or
-    the complete new file. Other files in the folder are not touched.
-
-    The folder is created if it does not exist. Raises `OSError` if a file cannot be written, for example on a full
-    disk.
+    the complete new file. Other files in the folder are not touched. Raises `OSError` if a file cannot be written.
     """
     new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,15 +80,13 @@ def write_together(folder: Path, last: str) -> Iterator[Path]:
 
 
 def check_file(path: str | Path) -> Path:
-    """Check that a file can be written to a path, and return the path. Raises `ValueError` if the path is a folder, a device or a
-    pipe, or if its folder does not exist."""
+    """The path, if a file can be written to it. Otherwise `ValueError` is raised."""
     path = Path(path)
     if path.is_dir():
         raise ValueError(f"{path}: this path is a folder; give the path of a file, such as model.safetensors")
     if path.exists() and not path.is_file():
-        raise ValueError(
-            f"{path}: this path is a device or a pipe, which a file cannot replace; give the path of a file"
-        )
+        what = "this path is a device or a pipe, which a file cannot replace"
+        raise ValueError(f"{path}: {what}; give the path of a file")
     if not path.parent.is_dir():
         raise ValueError(f"{path}: the folder {path.parent} does not exist; create it first")
     return path

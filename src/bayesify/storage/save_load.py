@@ -23,8 +23,7 @@ from bayesify.weights.module_state import fingerprint, restore_module, tensors_o
 SPARE_BYTES, SPARE_CALLS = 2**26, 20_000
 """Number of bytes of one operation, and number of operations, that are always allowed."""
 ONE_CALL_BYTES_RATIO, ALL_CALLS_BYTES_RATIO = 8, 256
-"""Allowed bytes in one operation, and allowed bytes in all operations together, as multiples of the bytes of the file and the
-network."""
+"""Allowed bytes in one operation and in all operations together, as multiples of the bytes of the file and the network."""
 CALLS_PER_NUMBER = 20
 """Allowed number of operations for each number in the file and the network."""
 
@@ -69,11 +68,9 @@ def contents_of(model: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
         # Buffers, such as masks, may be infinite.
         "not_finite": [key for key, value in state.items() if find_not_finite([(key, value)])],
     }
-    clash = state.keys() & tensors.keys()
-    if clash:
-        raise ValueError(
-            f"save: the model has a tensor called {min(clash)!r}, a name that the file format reserves; rename the tensor"
-        )
+    if clash := state.keys() & tensors.keys():
+        found = f"the model has a tensor called {min(clash)!r}, a name that the file format reserves"
+        raise ValueError(f"save: {found}; rename the tensor")
     return header, {**state, **tensors}
 
 
@@ -180,8 +177,7 @@ def _reason(error: Exception) -> str:
 
 
 def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by name, with each tied tensor only once, and a mapping from each omitted name to the name under which its tensor
-    is stored."""
+    """Tensors by name, with each tied tensor only once, and for each omitted name the name under which its tensor is stored."""
     first: dict[Any, str] = {}
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -205,10 +201,7 @@ def _references(packed: Any) -> set[str]:
 
 
 class AllocationLimit(TorchDispatchMode):
-    """Raises `ValueError` before an operation whose result is far larger than the stored tensors justify.
-
-    The operation first runs on the meta device, which allocates no memory, to find the size of its result.
-    """
+    """Raises `ValueError` before an operation whose result, computed on the meta device, is far larger than the stored tensors."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -1,5 +1,4 @@
-"""Registry of the types that can be stored: `Serializable` classes and plain modules. The module `save_load` writes and reads
-objects of these types."""
+"""Registry of the types that `save` and `load` can store: `Serializable` classes and plain modules."""
 
 from importlib import import_module
 from typing import Any, TypeVar
@@ -36,16 +35,15 @@ def register_predictor(kind: Kind) -> Kind:
             f"register_predictor: {kind!r} is not a predictor class; give a class that inherits from bayesify.predictor.Predictor"
         )
     if kind.__name__ in (*STORED_CLASSES, MODULE_NAME):
-        raise ValueError(
-            f"register_predictor: the name {kind.__name__!r} is already registered; give the class another name"
-        )
+        found = f"the name {kind.__name__!r} is already registered"
+        raise ValueError(f"register_predictor: {found}; give the class another name")
     STORED_CLASSES[kind.__name__] = kind
     return kind
 
 
 def find_stored(name: str) -> type[Serializable] | None:
-    """The class that a file names, or `None` if the class is unknown. If the name is unknown, packages that register classes
-    through entry points are loaded. Raises `ImportError` if the class needs a package that is not installed."""
+    """The class that a file names, or `None`. If the name is unknown, packages that register classes by entry points are loaded.
+    Raises `ImportError` if the class needs a package that is not installed."""
     if name not in STORED_CLASSES and name in MODULES_BY_KIND:
         import_module(MODULES_BY_KIND[name])
     elif name not in STORED_CLASSES:
@@ -57,17 +55,14 @@ def stored_name(model: Any) -> str:
     """The name under which an object is stored: the name of its class, or of its nearest registered base class. Raises
     `TypeError` if no base class is registered, or if the object is a stack of models."""
     if isinstance(model, Trainable) and model.num_models is not None:
-        raise TypeError(
-            f"save: {type(model).__name__} is a stack of several models; save each model that unstack() returns"
-        )
+        found = f"{type(model).__name__} is a stack of several models"
+        raise TypeError(f"save: {found}; save each model that unstack() returns")
     names = {kind: name for name, kind in STORED_CLASSES.items()} | {nn.Module: MODULE_NAME}
     for base in type(model).__mro__:
         if base in names:
             return names[base]
-    known = ", ".join(names.values())
-    raise TypeError(
-        f"save: {type(model).__name__} cannot be stored; the known types are {known} (see register_predictor)"
-    )
+    known = f"the known types are {', '.join(names.values())} (see register_predictor)"
+    raise TypeError(f"save: {type(model).__name__} cannot be stored; {known}")
 
 
 register_predictor(BayesianNetwork)

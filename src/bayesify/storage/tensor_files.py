@@ -92,14 +92,12 @@ TYPES = {
 def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[Any]:
     """The pieces of a safetensors file: length of the header, header, then each tensor's bytes, larger types first for alignment.
 
-    This function does not call safetensors, because a killed process would leave the temporary files of safetensors behind under
-    unknown names.
+    A killed process would leave temporary files of safetensors behind under unknown names, so safetensors is not called.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in TYPES:
-            raise TypeError(
-                f"{name} has type {tensor.dtype}, which a safetensors file cannot hold; convert it to a real type"
-            )
+            found = f"{name} has type {tensor.dtype}, which a safetensors file cannot hold"
+            raise TypeError(f"{found}; convert it to a real type")
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     entries: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -116,24 +114,16 @@ def _serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> It
 
 
 def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors and a JSON header to a safetensors file, atomically.
+    """Write tensors and a JSON header to a safetensors file, by `write_atomically`. Returns a SHA-256 checksum of all contents.
 
-    The new file is written next to the old file, flushed to disk, and renamed to the old name in one step. A stored SHA-256
-    checksum covers the header and every byte of every tensor.
-
-    `kind` is a word such as `"checkpoint"`, `header` is plain data, and the tensors may be on any device. The function returns
-    the SHA-256 checksum. Raises `ValueError` for an impossible path, `TypeError` for a type of tensor that safetensors files
-    cannot hold, and `OSError` if the file cannot be written.
+    `kind` is a word such as `"checkpoint"`, `header` is plain data, and the tensors may be on any device. Raises `ValueError` for
+    an impossible path, `TypeError` for a type of tensor that safetensors files cannot hold, and `OSError` if the file cannot be
+    written.
     """
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     body = json.dumps({"kind": kind, **header})
-    version = str(FORMAT_VERSION)
-    metadata = {
-        "format": FORMAT_NAME,
-        "format_version": version,
-        "header": body,
-        "sha256": _digest(version, body, plain),
-    }
+    metadata = {"format": FORMAT_NAME, "format_version": str(FORMAT_VERSION), "header": body}
+    metadata["sha256"] = _digest(metadata["format_version"], body, plain)
     with write_atomically(path) as temporary, open(temporary, "xb") as file:
         for piece in _serialize(plain, metadata):
             file.write(piece)
@@ -175,18 +165,14 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         )
     if found != kind:
         remedies = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it with bayesify.load"}
-        raise ValueError(
-            f"{path}: the file contains a {found}, not a {kind}; {remedies.get(found, 'give another file')}"
-        )
+        remedy = remedies.get(found, "give another file")
+        raise ValueError(f"{path}: the file contains a {found}, not a {kind}; {remedy}")
     return {**header, "sha256": metadata["sha256"]}, tensors
 
 
 def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and tensors of one file, even if another process replaces the file during the call.
-
-    safetensors opens the path twice, first for the metadata and then for the tensors. If a writer replaces the file in between,
-    metadata and tensors belong to different files, so this function reads again.
-    """
+    """Metadata and tensors of one file. safetensors opens the path twice, first for the metadata and then for the tensors, so this
+    function reads again if another process replaced the file in between."""
     from safetensors import SafetensorError, safe_open
 
     while True:
@@ -211,9 +197,8 @@ def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 def _check_origin(path: Path, metadata: Mapping[str, str]) -> None:
     version = metadata.get("format_version", "")
     if metadata.get("format") != FORMAT_NAME or not (version.isascii() and version.isdecimal() and len(version) < 10):
-        raise ValueError(
-            f"{path}: the file was not written by bayesify; use safetensors.torch.load_file for its tensors"
-        )
+        remedy = "use safetensors.torch.load_file for its tensors"
+        raise ValueError(f"{path}: the file was not written by bayesify; {remedy}")
     if int(version) > FORMAT_VERSION:
         raise ValueError(
             f"{path}: the file has format {version}, but this version of bayesify reads formats up to "

@@ -12,14 +12,8 @@ _MATRICES: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 def hadamard_matrix(size: Count, like: Tensor) -> Tensor:
     r"""Sylvester's symmetric matrix H of signs, with $(-1)^{\text{popcount}(i \wedge j)}$ at row i and column j; $H H = D I$.
 
-    The matrix is computed on the device, so this function works inside a compiled or captured function.
-
-    Args:
-        size: Size D, a power of two.
-        like: Tensor with the type and the device of the result.
-
-    Returns:
-        Matrix [D, D] with entries 1 and -1.
+    H is [D, D] with entries 1 and -1, where D is `size`, a power of two. It has the type and the device of `like`. It is computed
+    on the device, so this function works inside a compiled or captured function.
     """
     index = torch.arange(size, device=like.device)
     both = index.unsqueeze(-1) & index

@@ -34,8 +34,7 @@ def _signs(left, right):
 
 @triton.jit
 def _sandwich(outer, x, inner, scale, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """Compute scale * outer @ x @ inner. x is a sum of n bfloat16 terms. The products then use 8 n bits of x, because signs are
-    exact in bfloat16."""
+    """Compute scale * outer @ x @ inner. x is a sum of n bfloat16 terms, which hold 8 n bits; signs are exact in bfloat16."""
     head = x.to(tl.bfloat16)
     y = tl.dot(head, inner)
     for _ in tl.static_range(FIRST - 1):
@@ -93,8 +92,7 @@ def _kernel(
 
 
 def terms(dtype: torch.dtype) -> tuple[int, int]:
-    """Number of bfloat16 terms in each of the two products: three (24 bits) for float32, two (16 bits) with tf32, and one or two
-    for 16-bit types."""
+    """Number of bfloat16 terms in the two products: three (24 bits) for float32, two with tf32, one or two for 16-bit types."""
     if dtype == torch.bfloat16:
         return 1, 2
     if dtype == torch.float16:
@@ -103,15 +101,10 @@ def terms(dtype: torch.dtype) -> tuple[int, int]:
 
 
 def fused_transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the Walsh-Hadamard transform with matrix entries 1 and -1. The last dimension is a power of two of at least
-    128.
+    """`scale` times the Walsh-Hadamard transform, with entries 1 and -1, of vectors [..., D] on a CUDA device.
 
-    For float32, sums in tensor cores have a relative error of 1e-6 with three bfloat16 terms per number, and of 4e-6 with two
-    terms. With tf32 the error would be 8e-4.
-
-    Args:
-        x: Vectors [..., D] on a CUDA device, in 16-bit or 32-bit floats.
-        scale: Factor on the result.
+    D is a power of two of at least 128, and numbers have 16 or 32 bits. For float32, sums in tensor cores have a relative error of
+    1e-6 with three bfloat16 terms per number, and of 4e-6 with two terms. With tf32 the error would be 8e-4.
     """
     size = x.shape[-1]
     if size > MAX_VECTOR_SIZE:

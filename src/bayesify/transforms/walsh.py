@@ -79,8 +79,7 @@ def hadamard(x: Tensor, normalize: bool = True) -> Tensor:
 
 
 def _nobody_differentiates(x: Tensor) -> bool:
-    """Whether only the value of the transform is needed, and no gradient, tangent or function transform. A faster path is then
-    possible."""
+    """Whether only the value of the transform is needed, and no gradient, tangent or function transform."""
     watched = x.requires_grad and torch.is_grad_enabled()
     return not watched and not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
@@ -120,8 +119,7 @@ _Hadamard.forward.__signature__ = inspect.signature(_Hadamard.forward)  # type: 
 
 
 def transform(x: Tensor, scale: float) -> Tensor:
-    """`scale` times the transform with entries 1 and -1, computed without a gradient on the fastest path for device, size and
-    batch."""
+    """`scale` times the transform with entries 1 and -1, without a gradient, on the fastest path for device, size and batch."""
     # The fused kernel does not support float64, and small sizes are faster without it.
     if x.is_cuda and x.dtype != torch.float64 and x.shape[-1] > MAX_DENSE_SIZE and _triton_is_there():
         from bayesify.transforms.triton_kernel import fused_transform
@@ -163,8 +161,7 @@ def _by_factors(x: Tensor, scale: float) -> Tensor:
 
 
 def _by_butterflies(x: Tensor, scale: float) -> Tensor:
-    """Multiply by the innermost factor. Then replace neighboring rows a and b by a + b and a - b in place, and repeat with
-    doubled row length."""
+    """Multiply by the innermost factor. Then replace rows a and b by a + b and a - b in place, over longer and longer rows."""
     size, many = x.shape[-1], x.numel() >= MIN_NUMBERS_FOR_HALF_FACTOR
     inner = FACTOR_SIZE // 2 if many else FACTOR_SIZE
     signs = sign_matrix(inner, x).mul(scale)
