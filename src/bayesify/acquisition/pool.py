@@ -72,8 +72,7 @@ def label_pool(
     label is requested twice. If `train` and `choose` are deterministic given a seed, an interruption does not change the result.
 
     Args:
-        train: Function that takes inputs, labels and a seed and returns a trained model. Equal arguments must give
-            equal models.
+        train: Function of inputs, labels and a seed that returns a trained model. Equal arguments must give equal models.
         ask: Function that takes indices in the pool and returns a tensor of labels, with one row per index.
         x: Inputs of the pool, [N, ...].
         choose: `by_score(bald)`, `by_batch_bald()`, `at_random`, or your own function. The function takes the model, the

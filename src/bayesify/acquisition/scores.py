@@ -26,8 +26,7 @@ def bald(predictive: ClassificationPredictive) -> Tensor:
 
 @checked
 def epistemic(predictive: RegressionPredictive) -> Tensor:
-    """The variance over draws of each output's predicted mean, summed over outputs: [B]. Noise is excluded, because no label can
-    reduce it."""
+    """The variance over draws of each output's predicted mean, summed over outputs: [B]. No label can reduce the noise."""
     return _per_example(predictive.epistemic)
 
 
@@ -107,8 +106,7 @@ def batch_bald(
 
     Raises:
         TypeError: If the likelihood is not a classification likelihood.
-        ValueError: If an example has several labels, if there is only one class, or if there are fewer examples than
-            `size`.
+        ValueError: If an example has several labels, if there is only one class, or if there are too few examples.
     """
     args, kwargs = checked_inputs(x)
     outputs = draws.outputs(args, kwargs, output=output, memory=memory)

@@ -183,10 +183,8 @@ class Chains(FixedDraws):
             )
         for name, value in (("energy_error", self.energy_error), ("acceptance", self.acceptance)):
             if value.shape != (chains,) or not value.isfinite().all():
-                raise ValueError(
-                    f"Chains: {name}={value.tolist()}, but there are {chains} chains; give one finite number per chain, "
-                    "[C]"
-                )
+                remedy = "give one finite number per chain, [C]"
+                raise ValueError(f"Chains: {name}={value.tolist()}, but there are {chains} chains; {remedy}")
 
     @property
     def num_chains(self) -> int:

@@ -71,8 +71,7 @@ class IVON(NaturalGradient):
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with a `MeanField` posterior.
-        ValueError: If an argument is out of range, if the posterior is pruned or has a `max_std`, or if the prior is
-            hierarchical.
+        ValueError: If an argument is out of range, the posterior is pruned or has a `max_std`, or the prior is hierarchical.
     """
 
     family = MeanField
@@ -163,8 +162,7 @@ class IVON(NaturalGradient):
 
 
 class CurvatureDescent(torch.optim.Optimizer):
-    r"""Optimizer that takes `IVON`'s steps. It expects the gradients of the negative bound per example. Parameters without a
-    posterior take Adam's steps.
+    r"""Optimizer that takes `IVON`'s steps from gradients of the negative bound per example, and Adam's steps of point estimates.
 
     All state is in tensors on the parameters' device, and steps do not synchronize with the host, so that they can be captured
     in a CUDA graph. If `fit` sets `found_inf`, a step changes nothing. `pairs` are means and log standard deviations,

@@ -45,9 +45,8 @@ INIT_STEP_SIZE = 0.02
 class Microcanonical:
     r"""State and dynamics of C Markov chains that take each step together.
 
-    Each chain has a position z and a direction u with $|u| = 1$. The position contains the weights, divided by the prior's
-    standard deviations. The chain follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq.
-    6),
+    Each chain has a position z, the weights in units of the prior's standard deviations, and a direction u with $|u| = 1$. The
+    chain follows the dynamics with energy $E = (P - 1) \log |p| - \log p(z, y)$ (Robnik et al. 2023, eq. 6),
 
     $$ \dot z = u, \qquad \dot u = \frac{1}{P - 1} (I - u u^\top) \nabla \log p(z, y), $$
 
@@ -228,8 +227,7 @@ def microcanonical(
     checkpoint: str | Path | None = None,
     seed: Seed = 0,
 ) -> Chains:
-    r"""Draw from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, with one chain per ensemble
-    member.
+    r"""Draw from the exact posterior $p(w | y) \propto p(w) \prod_n p(y_n | f_w(x_n))^{\omega_n}$, with one chain per member.
 
     This is the sampling phase of MILE (Sommer et al. 2025), which trains an ensemble and then runs microcanonical dynamics from
     each member. All chains run together on one `ModelStack`; see `Microcanonical` for the dynamics. Prior, likelihood and network

@@ -73,7 +73,9 @@ class LayerPass:
         inside, outside = grads[: 1 + len(taps)], grads[1 + len(taps) :]
         if example_weights is not None:
             shrink = torch.where(example_weights > 0, example_weights.double().rsqrt(), 0.0)
-            inside = tuple(grad if grad is None else grad * _along(shrink, grad) for grad in inside)
+            inside = tuple(
+                grad if grad is None else grad * shrink.to(grad).view(-1, *[1] * (grad.ndim - 1)) for grad in inside
+            )
         assert inside[0] is not None
         self.at_outputs = inside[0]
         self.at_layers = self._trace.pulled([None if grad is None else grad.unsqueeze(0) for grad in inside[1:]])
@@ -115,10 +117,6 @@ def general_squares(
     return {name: as_float(value[0]).square().sum(0) for name, value in found.items()}
 
 
-def _along(numbers: Tensor, value: Tensor) -> Tensor:
-    return numbers.to(value).view(-1, *[1] * (value.ndim - 1))
-
-
 FIT_OPTIONS = frozenset(
     ("validation", "patience", "device", "checkpoint", "callbacks", "seed", "progress", "read_batch")
 )
@@ -156,10 +154,8 @@ class NaturalGradient(ABC):
         owner = type(self).__name__
         for part in bnn.posteriors:
             if type(part) is not self.family:
-                raise TypeError(
-                    f"{owner}: the network has the posterior {type(part).__name__}; make the network with "
-                    f"{self.family.__name__}()"
-                )
+                remedy = f"make the network with {self.family.__name__}()"
+                raise TypeError(f"{owner}: the network has the posterior {type(part).__name__}; {remedy}")
             if isinstance(part, MeanField):
                 _check_mean_field(owner, part)
         self.likelihood = bnn.require_likelihood(owner)
@@ -195,8 +191,7 @@ class NaturalGradient(ABC):
             Negative log-likelihood per example, averaged over draws.
 
         Raises:
-            ValueError: If N is unknown, if inputs do not fit the network, or if the loss is not finite. In these cases
-                nothing changes.
+            ValueError: If N is unknown, inputs do not fit the network, or the loss is not finite. Then nothing changes.
         """
         return self._step(Batch(x, y, example_weights), generator, learning_rate)
 
@@ -220,10 +215,8 @@ class NaturalGradient(ABC):
     def effective_data(self) -> float:
         """N divided by `kl_weight`, because a KL with a smaller weight acts like more data."""
         if self.num_data is None:
-            raise ValueError(
-                f"{type(self).__name__}: the number of training examples is unknown; give num_data=, the size of the "
-                "whole dataset"
-            )
+            remedy = "give num_data=, the size of the whole dataset"
+            raise ValueError(f"{type(self).__name__}: the number of training examples is unknown; {remedy}")
         return self.num_data / self.kl_weight
 
     # -- training --------------------------------------------------------------------------------------------------
@@ -237,8 +230,7 @@ class NaturalGradient(ABC):
         Args:
             loader: Iterable of batches that can be iterated once per epoch.
             epochs: Number of passes over the data.
-            schedule: Function that takes the completed share of the run, between 0 and 1, and returns a factor on the
-                learning rate.
+            schedule: Function of the completed share of the run, between 0 and 1, that returns a factor on the learning rate.
             options: Further arguments of `bayesify.fit`: validation, patience, checkpoint, seed, progress, `read_batch`, device.
 
         Returns:
@@ -249,10 +241,8 @@ class NaturalGradient(ABC):
         """
         odd = options.keys() - self.fit_options
         if odd:
-            raise TypeError(
-                f"{type(self).__name__}.fit: {min(odd)} is not an argument of this method's fit; its arguments are "
-                f"{', '.join(sorted(self.fit_options))}"
-            )
+            remedy = f"its arguments are {', '.join(sorted(self.fit_options))}"
+            raise TypeError(f"{type(self).__name__}.fit: {min(odd)} is not an argument of this method's fit; {remedy}")
         if self.num_data is None:
             self.num_data = count_examples(loader, options.get("read_batch"))
         given = self.arguments_of_fit(loader, TrainerUpdate(self, epochs, schedule), options)
@@ -472,10 +462,8 @@ def _add(into: dict[str, Tensor], name: str, value: Tensor | None, factor: float
 
 def _check_mean_field(owner: str, part: MeanField) -> None:
     if part.max_std is not None:
-        raise ValueError(
-            f"{owner}: MeanField(max_std={part.max_std}) is not supported; leave out max_std=, because the prior "
-            "already bounds the standard deviations"
-        )
+        remedy = "leave out max_std=, because the prior already bounds the standard deviations"
+        raise ValueError(f"{owner}: MeanField(max_std={part.max_std}) is not supported; {remedy}")
     if part.units != "weight":
         raise ValueError(f"{owner}: units={part.units!r} is not supported; use MeanField(units='weight')")
     if any(part.mean_value.mask(name) is not None for name in part.mean_value):

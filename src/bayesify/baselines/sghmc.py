@@ -94,8 +94,7 @@ def sghmc(
         epochs: Number of passes over the data.
         cycles: Number of cycles; the rate falls once in each cycle.
         num_draws: Number of draws S to keep. They are evenly spaced over the later parts of all cycles.
-        learning_rate: Rate $\ell$ at the beginning of a cycle; by default 1 divided by the largest curvature of U / N on the
-            first batch.
+        learning_rate: Rate $\ell$ at the beginning of a cycle; by default 1 / (largest curvature of U / N on the first batch).
         friction: Friction a.
         explore: Initial share of each cycle, in which no noise is added and no draws are kept.
         num_data: Number of examples N; counted by default.
@@ -107,8 +106,7 @@ def sghmc(
 
     Raises:
         TypeError: If the posterior is not `Point`.
-        ValueError: If an argument is out of range, if the prior is hierarchical, if the network has BatchNorm, or if a
-            gradient is not finite.
+        ValueError: If an argument is out of range, the prior is hierarchical, a layer is a BatchNorm, or a gradient is not finite.
     """
     moving, values = _moving(bnn)
     check_repeatable(loader)

@@ -65,8 +65,7 @@ def gentle_rate(rate: float, likelihood: Likelihood, spread: float = 1.0) -> flo
 
 @register_predictor
 class SWAG(Drawable):
-    r"""A Gaussian whose covariance has a diagonal and a low-rank part, fitted to the iterates of SGD (Maddox et al.
-    2019).
+    r"""A Gaussian with a diagonal plus low-rank covariance, fitted to the iterates of SGD (Maddox et al. 2019).
 
     $$ q(w) = \mathcal{N}\Big(\bar w,\ \tfrac{c}{2} \operatorname{diag}(v) + \tfrac{c}{2 (K - 1)} D D^\top\Big) $$
 
@@ -137,8 +136,7 @@ class SWAG(Drawable):
         """Add the current weights of a network as one more iterate.
 
         Args:
-            net: A network that is being trained and has the same architecture as this object's network. The default is the copy
-                that `fit` trains.
+            net: A network in training, of the same architecture as this object's network; by default the copy that `fit` trains.
 
         Raises:
             ValueError: If a weight is missing, has a different shape, or is not finite. In these cases nothing changes.
@@ -484,10 +482,8 @@ class SWAG(Drawable):
 
     def _check_collected(self, least: int = 2) -> None:
         if self.count < least:
-            raise ValueError(
-                f"SWAG: {self.count} iterates were collected, but at least {least} are needed; first call fit, or call "
-                f"collect(net) {least} times"
-            )
+            remedy = f"first call fit, or call collect(net) {least} times"
+            raise ValueError(f"SWAG: {self.count} iterates were collected, but at least {least} are needed; {remedy}")
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
         """The collected moments as nested mappings, keyed by the moment's name in files and then by the weight's name."""

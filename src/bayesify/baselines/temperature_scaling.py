@@ -104,8 +104,7 @@ class TemperatureScaling(Predictor):
         """Find the temperature or the variance factor that makes the validation data most probable.
 
         Args:
-            loader: Batches of validation data, with or without example weights. The model must not have been trained on these
-                data.
+            loader: Batches of validation data, on which the model was not trained, with or without example weights.
             num_draws: Number of draws in the model's predictions. By default, the model chooses the number.
             seed: Seed of the draws, which are the same for every batch.
             read_batch: Function that converts an item of the loader to inputs and targets.

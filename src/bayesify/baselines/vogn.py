@@ -62,8 +62,7 @@ class VOGN(LayerwiseTrainer):
 
     Raises:
         TypeError: If `bnn` is not a `BayesianNetwork` with a `MeanField` posterior.
-        ValueError: If an argument is out of range, if the posterior is pruned or has a `max_std`, or if the prior is
-            hierarchical.
+        ValueError: If an argument is out of range, the posterior is pruned or has a `max_std`, or the prior is hierarchical.
     """
 
     family = MeanField

@@ -17,6 +17,7 @@ from bayesify.tables.errors import InputError
 
 SETTINGS, DATA, RESULTS, REPORT, LOCK = "settings.json", "data.npz", "results.json", "report.html", ".lock"
 FORMAT_VERSION = 6
+OTHER_FOLDER_REMEDY = "choose another folder with --out"
 
 
 @contextmanager
@@ -38,11 +39,10 @@ def open_folder(folder: Path, table: ComparedTable, settings: Mapping[str, Any],
             write_file(folder / DATA, buffer.getvalue())
             write_file(folder / SETTINGS, json.dumps(wanted, indent=1).encode())
         except InUse as error:
-            remedy = "wait until the folder is free, or choose another folder with --out"
-            raise InputError(f"{folder}: {error}; {remedy}") from error
+            raise InputError(f"{folder}: {error}; wait until the folder is free, or {OTHER_FOLDER_REMEDY}") from error
         except OSError as error:
-            words = f"the folder cannot be written ({error.strerror or error}); choose another folder with --out"
-            raise InputError(f"{folder}: {words}") from error
+            reason = f"the folder cannot be written ({error.strerror or error})"
+            raise InputError(f"{folder}: {reason}; {OTHER_FOLDER_REMEDY}") from error
         yield (folder / DATA).absolute()
 
 
@@ -56,21 +56,17 @@ def _check(folder: Path, wanted: Mapping[str, Any], resume: bool) -> None:
     except (OSError, ValueError, RecursionError):
         known = None
     if not isinstance(known, dict):
+        unknown = f"but their settings are unknown because {SETTINGS} is missing or damaged"
         raise InputError(
-            f"{folder}: the folder has {finished} finished runs, but their settings are unknown because {SETTINGS} is "
-            "missing or damaged; delete the folder, or choose another folder with --out"
+            f"{folder}: the folder has {finished} finished runs, {unknown}; delete the folder, or {OTHER_FOLDER_REMEDY}"
         )
     if not resume:
-        raise InputError(
-            f"{folder}: the folder already holds {finished} finished runs; continue with --resume, or choose another "
-            "folder with --out"
-        )
+        held = f"the folder already holds {finished} finished runs"
+        raise InputError(f"{folder}: {held}; continue with --resume, or {OTHER_FOLDER_REMEDY}")
     for key, value in wanted.items():
         if known.get(key) != value:
-            raise InputError(
-                f"{folder}: the runs in this folder were made with {_other(key, known.get(key), value)}; use the same "
-                "settings, or choose another folder with --out"
-            )
+            other = f"the runs in this folder were made with {_other(key, known.get(key), value)}"
+            raise InputError(f"{folder}: {other}; use the same settings, or {OTHER_FOLDER_REMEDY}")
 
 
 def _other(key: str, known: Any, wanted: Any) -> str:

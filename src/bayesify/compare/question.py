@@ -32,8 +32,7 @@ class Question:
         ignore: Columns to leave out.
         ood: Path of a table of out-of-distribution inputs.
         splits: Number of splits; `None` for the default, which depends on `quick`.
-        max_rows: Maximum number of rows. From a larger table, random rows are used. `None` for the default, which depends on
-            `quick`.
+        max_rows: Maximum number of rows, chosen at random from a larger table. The default `None` depends on `quick`.
         quick: Whether to train for a shorter time and on fewer splits.
         seed: Seed of everything random.
         group: Name of a column. Rows with the same value in this column stay on the same side of every split.

@@ -93,7 +93,11 @@ def _score(table: ComparedTable, job: Job, split: int, trained: SplitModel, seco
         "rows": {name: len(rows) for name, rows in vars(parts).items()},
     }
     if split == 0:
-        result["times"]["predict_ms"] = _predict_milliseconds(trained, inputs)
+        rows, start = np.resize(np.arange(len(inputs)), NUM_TIMED_ROWS), time.process_time()
+        timed = trained.predict(inputs[rows])
+        # The predictive may be lazy, so the timing includes the computation of a result.
+        getattr(timed, "variance" if isinstance(timed, RegressionPredictive) else "class_probs")
+        result["times"]["predict_ms"] = 1000 * (time.process_time() - start)
         result["examples"] = examples(test, parts.test, values[0])
         seed = derive_seed(job["seed"], "shuffling")
         result["importance"] = importance(trained.predict, preparation, table.features, parts.test, table.values, seed)
@@ -101,15 +105,6 @@ def _score(table: ComparedTable, job: Job, split: int, trained: SplitModel, seco
         outside = trained.predict(preparation(table.outside, np.arange(len(table.outside))))
         result["ood"] = metrics.ood(test, outside)
     return result
-
-
-def _predict_milliseconds(trained: SplitModel, x: np.ndarray) -> float:
-    rows = np.resize(np.arange(len(x)), NUM_TIMED_ROWS)
-    start = time.process_time()
-    prediction = trained.predict(x[rows])
-    # The predictive may be lazy, so the timing includes the computation of a result.
-    getattr(prediction, "variance" if isinstance(prediction, RegressionPredictive) else "class_probs")
-    return 1000 * (time.process_time() - start)
 
 
 def _costs(model: Predictor | None) -> dict[str, int | None]:

@@ -57,8 +57,7 @@ def make_parts(
     repetition have a test row in common. The rows are put in random order, in which the calibration rows follow the test rows.
     Class shares are nearly the same in all parts. If the data set defines its own splits (`standard`), their test rows are used.
     If `groups` [N] is given, all rows of a group are in the same part. With `times` [N], the later half of the rows is cut into K
-    blocks. Split k uses block k as test rows, the rows just before block k as calibration rows, and all earlier rows as training
-    rows.
+    blocks. Split k tests on block k, calibrates on the rows just before block k, and trains on all earlier rows.
     """
     if len(values) < MIN_ROWS:
         raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")

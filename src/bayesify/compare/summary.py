@@ -45,10 +45,8 @@ def paired_difference(
     on single rows, as J arrays $[n_j]$, and `num_rows` is N. Without `rows`, all variance is attributed to the splits.
     """
     if len(first) != len(second) or not first:
-        raise ValueError(
-            f"paired_difference: the methods have {len(first)} and {len(second)} splits; give scores of the "
-            "same splits for both methods"
-        )
+        remedy = "give scores of the same splits for both methods"
+        raise ValueError(f"paired_difference: the methods have {len(first)} and {len(second)} splits; {remedy}")
     differences = np.subtract(first, second)
     count, mean = len(differences), float(differences.mean())
     if count == 1:
@@ -72,8 +70,7 @@ def paired_difference(
 def adjusted(values: Mapping[str, float]) -> dict[str, float]:
     r"""The p-values adjusted for the number m of tests, $\min_{j \ge i} p_{(j)} m / j$ (Benjamini & Hochberg 1995). NaN stays NaN.
 
-    If all differences with an adjusted p-value below 0.05 are called clear, at most 5 % of them are expected to be due to
-    chance.
+    If differences with an adjusted p-value below 0.05 are called clear, at most 5 % of them are expected to be due to chance.
     """
     known = {name: value for name, value in values.items() if not math.isnan(value)}
     if not known:
@@ -269,8 +266,7 @@ def summarize(results: Results, methods: Sequence[str], task: Task) -> Summary:
     """Summarize the results of runs as a table.
 
     A method is ranked if none of its runs failed. The ranking uses the splits that all ranked methods have finished. Methods are
-    ordered by their mean NLL, rounded to three decimals as in the table. Among methods with the same rounded NLL, the cheapest
-    comes first.
+    ordered by their mean NLL, rounded to three decimals as in the table, and then from cheap to expensive.
     """
     finished = {name: [split for other, split in results if other == name] for name in methods}
     failures = {name: _failure(name, splits, results) for name, splits in finished.items()}

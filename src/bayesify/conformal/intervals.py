@@ -21,8 +21,7 @@ Known = RegressionPredictive | tuple[Tensor, Tensor]
 class Intervals(Rule):
     r"""Intervals with guaranteed coverage for any model (split conformal prediction).
 
-    Each of n calibration rows that the model has not seen gets a score s. Let q be the `threshold` of these scores for
-    the level.
+    Each of n calibration rows that the model has not seen gets a score s. Let q be the `threshold` of these scores.
 
     | score | s | interval |
     |---|---|---|
@@ -43,8 +42,7 @@ class Intervals(Rule):
     use `scaled`. Each output is calibrated separately.
 
     Args:
-        score: Score of a calibration row: `"absolute"`, `"scaled"`, `"quantiles"` or `"centrality"`, as defined in the table
-            above.
+        score: Score of a calibration row: `"absolute"`, `"scaled"`, `"quantiles"` or `"centrality"`; see the table above.
     """
 
     @checked
@@ -85,8 +83,7 @@ class Intervals(Rule):
             groups: Group of each row, if `fit` was given groups.
 
         Raises:
-            ValueError: If `fit` was not called, if the level is not strictly between 0 and 1, or if the groups do not
-                fit.
+            ValueError: If `fit` was not called, if the level is not strictly between 0 and 1, or if groups do not fit.
         """
         new = as_prediction(prediction, self.score)
         rows = len(new) if isinstance(new, RegressionPredictive) else len(new[0])
@@ -115,10 +112,8 @@ def as_prediction(prediction: Any, score: str) -> Known:
         raise TypeError(f"conformal: {type(prediction).__name__} is not a prediction of numbers; give {wanted}")
     first, second = (torch.as_tensor(part) for part in prediction)
     if first.shape != second.shape or first.ndim not in (1, 2):
-        raise ValueError(
-            f"conformal: the arrays have shapes {tuple(first.shape)} and {tuple(second.shape)}; give two arrays of the same shape, "
-            "[n] or [n, O]"
-        )
+        remedy = "give two arrays of the same shape, [n] or [n, O]"
+        raise ValueError(f"conformal: the arrays have shapes {tuple(first.shape)} and {tuple(second.shape)}; {remedy}")
     return (first, second) if first.ndim == 2 else (first.unsqueeze(1), second.unsqueeze(1))
 
 

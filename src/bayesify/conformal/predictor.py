@@ -98,10 +98,8 @@ class Conformal(Predictor):
             TypeError: If the model predicts numbers, or if no rule was given and `fit` was not called.
         """
         if not isinstance(self.rule, Sets):
-            raise TypeError(
-                "conformal.Conformal: sets are not calibrated; call fit(x, y) with a classification model first, or call "
-                "interval(x)"
-            )
+            remedy = "call fit(x, y) with a classification model first, or call interval(x)"
+            raise TypeError(f"conformal.Conformal: sets are not calibrated; {remedy}")
         return self.rule.sets(self.predict(x, **options), level, groups=groups)
 
     # -- storage ---------------------------------------------------------------------------------------------------

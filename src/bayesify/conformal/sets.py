@@ -100,8 +100,7 @@ class Sets(Rule):
             groups: Group of each row, if `fit` was given groups.
 
         Raises:
-            ValueError: If `fit` was not called, if the level is not strictly between 0 and 1, or if the groups do not
-                fit.
+            ValueError: If `fit` was not called, if the level is not strictly between 0 and 1, or if groups do not fit.
         """
         probs = class_probs(prediction)
         q = self.thresholds(level, listed(groups, len(probs)))

@@ -16,8 +16,7 @@ Groups = Sequence[Hashable] | Tensor | None
 
 @checked
 def threshold(scores: Tensor, level: float) -> Tensor:
-    r"""Upper bound [...] on the score of a new row, computed from the calibration scores [n, ...]. The bound holds with a
-    probability of at least `level`.
+    r"""Upper bound [...], with a probability of at least `level`, on the score of a new row, from calibration scores [n, ...].
 
     The threshold is the $\lceil (n + 1) \cdot \text{level} \rceil$-th smallest of n calibration scores, or infinite if this rank
     is above n. A finite threshold therefore needs at least level / (1 - level) rows: 9 rows for level 0.9, and 19 rows for level
@@ -77,10 +76,8 @@ class Rule:
         if new is None:
             raise ValueError("conformal: fit was called with groups=; give groups= for the new rows too")
         if self.groups is None:
-            raise ValueError(
-                "conformal: groups= is given, but fit was called without groups=; call fit with groups=, or leave "
-                "groups= out here"
-            )
+            remedy = "call fit with groups=, or leave groups= out here"
+            raise ValueError(f"conformal: groups= is given, but fit was called without groups=; {remedy}")
         found: dict[Hashable, Tensor] = {}
         for group in dict.fromkeys(new):
             rows = [index for index, other in enumerate(self.groups) if other == group]

@@ -34,18 +34,14 @@ class Standardization(Plain):
 
         Args:
             train: Training data of any numeric type. They are converted to float64 in chunks of at most a few thousand rows.
-            axes: Axes to average over, including the first: `(0,)` for the columns of a table, `(0, 2, 3)` for the channels of
-                images.
+            axes: Axes to average over, including the first: `(0,)` for columns of a table, `(0, 2, 3)` for channels of images.
 
         Raises:
-            ValueError: If there is no row, if `axes` lacks the first axis or has an axis that does not exist, or if a number is not
-                finite.
+            ValueError: If there is no row, if `axes` lacks the first axis or has an unknown axis, or if a number is not finite.
         """
         if 0 not in axes or any(axis >= train.ndim for axis in axes):
-            raise ValueError(
-                f"Standardization: axes={axes} do not fit an array with {train.ndim} axes; the axes must include 0, "
-                f"and every axis must be less than {train.ndim}"
-            )
+            remedy = f"the axes must include 0, and every axis must be less than {train.ndim}"
+            raise ValueError(f"Standardization: axes={axes} do not fit an array with {train.ndim} axes; {remedy}")
         if not train.size:
             raise ValueError(
                 f"Standardization: training data of shape {list(train.shape)} are empty; give at least one row"

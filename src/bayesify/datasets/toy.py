@@ -135,8 +135,7 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
 
 @checked
 def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regression:
-    r"""A cubic function with a gap between the data (Hernández-Lobato & Adams 2015; the global inducing points paper,
-    figure 1).
+    r"""A cubic function with a gap between the data (Hernández-Lobato & Adams 2015; global inducing points paper, figure 1).
 
     $y = x^3 + \varepsilon$ with $\varepsilon \sim \mathcal{N}(0, 3^2)$; the inputs x are uniform in
     $[-4, -2] \cup [2, 4]$. The papers standardize both x and y: see `Regression.standardized`.

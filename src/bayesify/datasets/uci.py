@@ -1,5 +1,4 @@
-"""UCI data: regressions with the standard splits and the gap splits, and classifications with random splits that depend on a
-seed."""
+"""UCI data: regressions with the standard splits and the gap splits, and classifications with random splits."""
 
 from __future__ import annotations
 
@@ -43,10 +42,8 @@ class Split:
         """
         count = round(share * len(self.train))
         if not 0 < count < len(self.train):
-            raise ValueError(
-                f"Split: share={share} sets {count} of {len(self.train)} rows aside; give a share that sets some rows "
-                "aside, but not all"
-            )
+            remedy = "give a share that sets some rows aside, but not all"
+            raise ValueError(f"Split: share={share} sets {count} of {len(self.train)} rows aside; {remedy}")
         order = np.random.default_rng(seed).permutation(len(self.train))
         return replace(self, train=self.train[np.sort(order[count:])], validation=self.train[np.sort(order[:count])])
 
@@ -137,8 +134,7 @@ def seeded_splits(
 ) -> tuple[Split, ...]:
     """Random splits that depend only on the values, not on the order of the rows.
 
-    Rows are sorted by their values before the split, so that two copies of a data set in different orders are split
-    in the same way.
+    Rows are sorted by their values before the split, so that copies of a data set in different orders are split alike.
 
     Args:
         X: Inputs, [N, D].

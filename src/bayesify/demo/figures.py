@@ -17,11 +17,8 @@ PANEL_INCHES = (3.0, 2.2)
 
 
 def bands(data: toy.Regression, outcome: Outcome) -> str:
-    """Draw the prediction of a regression as an SVG data URI. The figure shows the mean, bands of two standard deviations
-    (epistemic and total), the data and the true function.
-
-    All panels of a problem have the same axes.
-    """
+    """The prediction of a regression as an SVG data URI: the mean, bands of two standard deviations (epistemic and total), the
+    data and the true function. All panels of a problem have the same axes."""
     figure, axes = _panel()
     grid = data.grid[:, 0].numpy()
     mean, epistemic, total = (outcome.figure[key].numpy() for key in ("mean", "epistemic_std", "std"))
@@ -35,10 +32,8 @@ def bands(data: toy.Regression, outcome: Outcome) -> str:
 
 
 def entropy_map(data: toy.Classification, outcome: Outcome) -> str:
-    """The prediction of a classification as a PNG data URI: the entropy, the line of equal probabilities, and the data.
-
-    All maps of a problem use the same color scale.
-    """
+    """The prediction of a classification as a PNG data URI: the entropy, the line of equal probabilities, and the data. All maps of
+    a problem use the same color scale."""
     figure, axes = _panel()
     entropy, probs = (outcome.figure[key].reshape(MAP_SIDE, MAP_SIDE).numpy() for key in ("entropy", "probs"))
     left, right, lower, upper = data.box

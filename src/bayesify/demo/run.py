@@ -126,15 +126,16 @@ def run(
     """Train one method on one problem and score it; an error becomes the outcome's note.
 
     Training has a MAP phase of `epochs / 4` epochs and then a variational phase of `epochs` epochs. Both numbers are multiplied
-    by the problem's `effort`. Training stops after `budget` seconds, but a method with its own training function is not
-    interrupted.
+    by the problem's `effort`. Training stops after `budget` seconds, unless a method has its own training function.
     """
     epochs = max(1, round(problem.effort * EPOCH_FACTORS.get(method.name, {}).get(problem.name, 1.0) * epochs))
     start = time.process_time()
     try:
         with own_generators(seed=seed), torch_threads(1):  # these networks are too small for a second thread
             if method.fit is not None:
-                model, note = _train_by_method(method, problem, seed, epochs), ""
+                given = problem.network(seed), problem.likelihood, problem.loader, Neal(PRIOR_SCALE)
+                task, note = TrainingTask(*given, len(problem.data.x), epochs, seed), ""
+                model: Any = method.fit(task, **_options(method, problem))
             else:
                 model, note = _train_posterior(method, problem, seed, epochs, budget, report)
             seconds = time.process_time() - start
@@ -170,12 +171,6 @@ def run_all(
 
 def _options(method: Method, problem: ToyProblem) -> dict[str, Any]:
     return {**method.options, **OPTIONS.get(method.name, {}).get(problem.name, {})}
-
-
-def _train_by_method(method: Method, problem: ToyProblem, seed: int, epochs: int) -> Any:
-    assert method.fit is not None
-    given = problem.network(seed), problem.likelihood, problem.loader, Neal(PRIOR_SCALE), len(problem.data.x)
-    return method.fit(TrainingTask(*given, epochs, seed), **_options(method, problem))
 
 
 def _train_posterior(

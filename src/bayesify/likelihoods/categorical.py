@@ -16,8 +16,7 @@ from bayesify.predictive.gaussian import GaussianClassPredictive, Link, OutputGa
 
 
 class Bernoulli(Likelihood):
-    r"""A binary label for each output: $p(y = 1 | f) = \operatorname{sigmoid}(f)$. Several outputs mean several labels
-    at once.
+    r"""A binary label for each of one or several outputs: $p(y = 1 | f) = \operatorname{sigmoid}(f)$.
 
     The Fisher matrix is $\operatorname{diag}(p (1 - p))$. Targets are 0 or 1 and have the outputs' shape; a last axis
     of length 1 may be missing from the targets or from the outputs.
@@ -58,8 +57,7 @@ def _binary_log_probs(outputs: Tensor) -> Tensor:
 class Categorical(Likelihood):
     r"""One of C classes: $p(y = c | f) = \operatorname{softmax}(f)_c$.
 
-    The Fisher matrix is $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], with the classes on the last
-    axis. Targets are integers [B, ...].
+    The Fisher matrix is $\operatorname{diag}(p) - p p^\top$. Outputs are [B, ..., C], and targets are integers [B, ...].
 
     Args:
         class_axis: Axis of the classes in outputs [B, ...] without an axis of draws. Use 1 for image segmentation in torch's

@@ -44,12 +44,10 @@ class NegativeBinomial(NumberLikelihood):
     distribution. The dispersion is one number, or one number per output, unless the network predicts it for each example. If the
     network predicts the dispersion, the network's last axis holds O logarithms of means, then O logarithms of dispersions, which
     are clipped to [-12, 8]. The Fisher matrix is $\operatorname{diag}(\mu / (1 + \alpha \mu))$; it has no closed form if the
-    network predicts the dispersion. Targets are whole numbers of at least 0, [B, O]. The dispersion is the softplus of
-    `raw_dispersion`.
+    network predicts it. Targets are whole numbers of at least 0, [B, O]. The dispersion is the softplus of `raw_dispersion`.
 
     Args:
-        dispersion: Initial $\alpha$: a number for all outputs, a sequence with one number per output, or `None` if the
-            network predicts it.
+        dispersion: Initial $\alpha$: a number for all outputs, one number per output, or `None` if the network predicts it.
         learn: Whether to train the dispersion.
 
     Raises:

@@ -18,8 +18,7 @@ MIN_QUANTILE_GAP = 1e-4
 
 
 class Quantiles(NumberLikelihood):
-    r"""Quantiles of the target at given levels. Quantiles at higher levels are always larger, and no shape of the distribution is
-    assumed.
+    r"""Quantiles of the target at given levels, which never cross; no shape of the distribution is assumed.
 
     The network's last axis contains O quantiles at the middle level m. After these quantiles, the last axis contains O values f
     for each other level, in increasing order of the levels. A value f determines the distance to the next quantile toward the

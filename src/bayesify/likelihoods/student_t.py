@@ -28,8 +28,7 @@ class StudentT(NumberLikelihood):
     `HeteroscedasticGaussian`. The common scale $\bar s$ is then one learned number.
 
     Args:
-        scale: Initial s: a number for all outputs, a sequence with one number per output, or `None` if the network
-            predicts it.
+        scale: Initial s: a number for all outputs, one number per output, or `None` if the network predicts it.
         degrees: Initial $\nu$.
         learn: Whether to train scale and degrees.
         beta: Exponent $\beta$ of the gradients' weights. The value 0 gives the plain likelihood.

@@ -97,8 +97,7 @@ def calibration_curve(
         levels: Levels strictly between 0 and 1; 0.05, 0.10, ..., 0.95 by default.
 
     Raises:
-        ValueError: If there is no level, if a level is not strictly between 0 and 1, or if the targets do not fit the
-            prediction.
+        ValueError: If there is no level, if a level is not strictly between 0 and 1, or if the targets do not fit.
     """
     chosen = [step / 20 for step in range(1, 20)] if levels is None else [float(level) for level in levels]
     if not chosen:

@@ -58,8 +58,7 @@ def ood(inside: Predictive, outside: Predictive) -> dict[str, float]:
         `mutual_information`. A regression has scores for `epistemic` and `variance` (the total variance).
 
     Raises:
-        ValueError: If one prediction is a regression and the other is not, if a prediction is empty, or if an uncertainty is not
-            finite.
+        ValueError: If only one prediction is a regression, if a prediction is empty, or if an uncertainty is not finite.
     """
     scores_inside, scores_outside = uncertainties(inside), uncertainties(outside)
     if scores_inside.keys() != scores_outside.keys():
@@ -128,8 +127,7 @@ def rejection_curve(
     r"""Accuracy after rejecting the least certain examples.
 
     Of n examples, the $\lfloor n k / K \rfloor$ least certain are rejected, for k = 0..K-1. For equally certain examples, the
-    result is the expectation over random orders. An example with several labels is correct if all its labels are
-    correct.
+    result is the expectation over random orders. An example with several labels is correct if all of them are correct.
 
     Args:
         predictive: A prediction of classes for examples from the training distribution.

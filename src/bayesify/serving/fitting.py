@@ -64,8 +64,7 @@ def fit_table(
     """Train an estimator on a table.
 
     The default method needs no extra training run for its scores, because each network of its ensemble holds out different rows.
-    Any other method without known scores is trained twice. The first run leaves out a fifth of the rows, on which the method is
-    then scored. The second run uses all rows.
+    Any other method without known scores is first trained without a fifth of the rows, on which it is scored, and then on all.
 
     Args:
         frame: The table.

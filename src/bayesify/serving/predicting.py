@@ -94,8 +94,7 @@ def predict_table(
 
     Raises:
         InputError: If the model cannot answer a question, if the table cannot be read, if the table lacks a column that had no
-            empty cells in training, or if a column has other kinds of cells than in training. Whether this error is raised does
-            not depend on `rows`.
+            empty cells in training, or if a column has other kinds of cells than in training, for any value of `rows`.
         OSError: If the file cannot be written.
     """
     check_level("--level", level)
@@ -292,10 +291,8 @@ def _fitting(model: ModelFolder, frame: DataFrame) -> tuple[DataFrame, list[str]
     names = [column.name for column in model.about.columns]
     if not any(name in frame.columns for name in names):
         found = ", ".join(map(str, frame.columns[:5])) + (", ..." if len(frame.columns) > 5 else "")
-        raise InputError(
-            f"the table has none of the columns that the model needs ({', '.join(names[:5])}); the columns of the table "
-            f"are {found}"
-        )
+        remedy = f"the columns of the table are {found}"
+        raise InputError(f"the table has none of the columns that the model needs ({', '.join(names[:5])}); {remedy}")
     others = [name for name in map(str, frame.columns) if name not in names]
     columns, warnings = {}, []
     for column in model.about.columns:

@@ -60,8 +60,7 @@ def update_table(
         name: Name of the table.
         notes: Sentences that say how the table was read.
         missing: Further texts that stand for empty cells.
-        keep_rows: Whether the new model's folder stores the training rows. A folder that already stores its rows continues to do
-            so.
+        keep_rows: Whether the new folder stores the training rows; it always does if the old folder stores its rows.
         verbose: Whether to show progress.
 
     Raises:

@@ -15,8 +15,7 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCE
 
 @contextmanager
 def write_atomically(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary path in the file's folder. At the end of the `with` block, the temporary file replaces the file at
-    `path`.
+    """Yield a temporary path in the file's folder. After the `with` block, the temporary file replaces the file at `path`.
 
     A reader sees the old file or the complete new file, even after a crash, because the new file and its name are flushed to disk.
     After an error the old file stays and the temporary file is removed. Every call has its own temporary name, so several threads

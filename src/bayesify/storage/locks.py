@@ -20,8 +20,7 @@ def locked(path: Path) -> Iterator[None]:
     """Hold a lock on a file during the `with` block, and remove the file afterwards. The folder of the file must exist.
 
     The operating system releases the lock when its process ends, even if the process is killed. A file that a killed process left
-    behind locks nothing. If another process, or another thread of this process, holds the lock, `InUse` is raised and names the
-    process.
+    behind locks nothing. If another process or thread holds the lock, `InUse` is raised and names the process.
     """
     if fcntl is None:
         yield

@@ -30,8 +30,7 @@ CALLS_PER_NUMBER = 20
 
 @checked
 def save(model: Any, path: str | Path) -> None:
-    """Store a model in a safetensors file. The write is atomic: the path always leads to the old file or to the complete new
-    file.
+    """Store a model in a safetensors file, atomically: the path always leads to the old file or to the complete new file.
 
     The file contains the model's tensors under their names from `named_parameters()`. Tied tensors are stored once. A JSON header
     in the metadata contains the versions of the format and the library, the model's type, its configuration (posterior, prior,

@@ -21,10 +21,9 @@ Kind = TypeVar("Kind", bound=type[Serializable])
 
 
 def register_predictor(kind: Kind) -> Kind:
-    """Decorator that registers a predictor, or another `Serializable` class, for `save` and `load`. Files refer to the class by
-    its name.
+    """Decorator that registers a predictor, or another `Serializable` class, for `save` and `load`.
 
-    Objects of a subclass are stored under the name of the registered class.
+    Files refer to the class by its name. Objects of a subclass are stored under the name of the registered class.
 
     Raises:
         TypeError: If the class is not `Serializable`. Every `Predictor` is `Serializable`.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bayesify.storage.atomic import write_atomically
 
+RESTORE_REMEDY = "restore it from an intact copy"
 FORMAT_NAME = "bayesify"
 FORMAT_VERSION = 2
 """Version of the file format. Since version 2, the checksum covers the version itself."""
@@ -148,21 +149,17 @@ def read(path: str | Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]
         ) from error
     body = metadata.get("header", "")
     if _digest(metadata["format_version"], body, tensors) != metadata.get("sha256"):
-        raise ValueError(
-            f"{path}: the contents do not match the checksum, so the file was altered or damaged; restore it from an intact copy"
-        )
+        reason = "the contents do not match the checksum, so the file was altered or damaged"
+        raise ValueError(f"{path}: {reason}; {RESTORE_REMEDY}")
     try:
         header = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path}: the header is not JSON ({type(error).__name__}); restore the file from an intact copy"
-        ) from None
+        reason = f"the header is not JSON ({type(error).__name__})"
+        raise ValueError(f"{path}: {reason}; restore the file from an intact copy") from None
     found = header.get("kind") if isinstance(header, dict) else None
     if not isinstance(found, str):
-        raise ValueError(
-            f"{path}: the header does not name the kind of the file, so the file is damaged or was edited; restore it from an "
-            "intact copy"
-        )
+        reason = "the header does not name the kind of the file, so the file is damaged or was edited"
+        raise ValueError(f"{path}: {reason}; {RESTORE_REMEDY}")
     if found != kind:
         remedies = {"checkpoint": "give it to fit(checkpoint=...)", "model": "open it with bayesify.load"}
         remedy = remedies.get(found, "give another file")
@@ -188,9 +185,7 @@ def _contents(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
             if not os.path.samestat(os.fstat(held.fileno()), os.stat(path)):
                 continue
         if damage is not None:
-            raise ValueError(
-                f"{path}: the file is truncated or is not a safetensors file ({damage}); restore it from an intact copy"
-            )
+            raise ValueError(f"{path}: the file is truncated or is not a safetensors file ({damage}); {RESTORE_REMEDY}")
         return metadata, tensors
 
 

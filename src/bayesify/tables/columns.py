@@ -118,8 +118,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
     """Read the inputs of a table.
 
     Numbers and booleans stay as they are. Dates become days. Season, weekday and hour of a date are added as points on a circle,
-    each only if it varies. Other texts become categories. Columns that are constant, empty, identifiers or free text are left
-    out.
+    each only if it varies. Other texts become categories. Constant or empty columns, identifiers and free text are left out.
 
     Args:
         frame: The table without its target. Its index contains the row numbers in the file.
@@ -127,8 +126,7 @@ def read_features(frame: DataFrame, like: Features | None = None) -> Features:
             order of day and month.
 
     Raises:
-        InputError: If a column of numbers or dates contains text, if a column has mixed or unknown contents, or if no
-            column is left.
+        InputError: If a column of numbers or dates contains text, has mixed or unknown contents, or if no column is left.
     """
     day_first: list[str] = []
     sources: dict[str, str] = {}

@@ -45,8 +45,7 @@ class TextFile:
 
     @classmethod
     def of(cls, where: str, open_bytes: Callable[[], IO[bytes]], given: str = "") -> tuple[TextFile, list[str]]:
-        """A text file whose bytes are all valid in the detected or `given` encoding, and notes about the encoding.
-        Binary files are refused."""
+        """A text file, valid in the detected or `given` encoding, and notes about the encoding. Binary files are refused."""
         with open_bytes() as file:
             start = file.read(START_BYTES)
         for known, what in KNOWN_BINARIES.items():
@@ -61,10 +60,8 @@ class TextFile:
                 )
             if given or (not wrong and _is_readable(text.start(10_000))):
                 return text, [] if encoding != "cp1252" else ["The file is not in UTF-8; it was read as Windows-1252."]
-        raise InputError(
-            f"{where}: this is a binary file, or a text in an unknown encoding; give a table as CSV, Excel, Parquet or JSON, "
-            "or give the encoding with --encoding"
-        )
+        remedy = "give a table as CSV, Excel, Parquet or JSON, or give the encoding with --encoding"
+        raise InputError(f"{where}: this is a binary file, or a text in an unknown encoding; {remedy}")
 
     def open(self) -> io.TextIOWrapper:
         """The text from its beginning, with unchanged line ends."""

@@ -37,8 +37,7 @@ def first_line(error: Exception) -> str:
 
 
 def check_magnitude(what: str, values: np.ndarray) -> None:
-    """Refuse numbers [N] beyond `LARGEST` or with a spread below `SMALLEST_SPREAD`, because float64 cannot represent their
-    variance.
+    """Refuse numbers [N] that are too large, or whose spread is too small, for float64 to represent their variance.
 
     NaN and infinite values are ignored. `what` names the numbers in messages, such as `the target 'y'`.
     """

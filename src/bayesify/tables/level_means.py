@@ -1,7 +1,6 @@
 """Conversion of texts with many levels to numbers: each level becomes the mean target of its rows.
 
-`weights` [N] contains the number of examples that each row stands for. `codes` [N] contains the level of each row; -1 stands for
-an empty cell.
+`weights` [N] contains the number of examples that each row stands for, and `codes` [N] its level, or -1 for an empty cell.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ def class_scores(y: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def level_means(codes: np.ndarray, scores: np.ndarray, weights: np.ndarray, num_levels: int) -> np.ndarray:
-    r"""The mean score of each level, then of empty cells, [num_levels + 1, K]; the fewer rows a level has, the more its mean is
-    shrunk toward 0.
+    r"""The mean score of each level, then of empty cells, [num_levels + 1, K]; means of few rows are shrunk toward 0.
 
     $$ \frac{\sum_n \omega_n s_n}{\sum_n \omega_n + \sigma^2 / \tau^2} $$
 

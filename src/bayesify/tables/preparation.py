@@ -39,8 +39,7 @@ class Preparation(Plain):
         full: Indices of the categorical columns that have no empty cells in the training rows.
         levels: For each categorical column, the codes of the levels that have their own network input.
         kept: Whether each input varies over the training rows.
-        means: For each category, the mean scores of its levels and of empty cells, [levels + 1, K]; empty for a category with few
-            levels.
+        means: For each category, the mean scores of its levels and of empty cells, [levels + 1, K]; empty for few levels.
     """
 
     medians: np.ndarray
@@ -103,17 +102,14 @@ class Preparation(Plain):
         self, features: Features, rows: np.ndarray, weights: np.ndarray, scores: np.ndarray | None
     ) -> np.ndarray:
         """Inputs of the training rows; the level means of a row do not include its own target."""
-        inputs, place = self._all(features, rows), len(self.kept) - self._num_means
+        inputs = self._all(features, rows)
+        place = len(self.kept) - sum(known.shape[1] for known in self.means if len(known))
         for index, known in enumerate(self.means):
             if len(known) and scores is not None:
                 made = cross_fitted(features.codes[rows, index], scores, weights, len(known) - 1)
                 inputs[:, place : place + made.shape[1]] = made
                 place += made.shape[1]
         return self._varying(inputs)
-
-    @property
-    def _num_means(self) -> int:
-        return sum(known.shape[1] for known in self.means if len(known))
 
     def _varying(self, inputs: np.ndarray) -> np.ndarray:
         return inputs[:, self.kept] if self.kept.any() else np.zeros((len(inputs), 1))
@@ -169,8 +165,7 @@ class Preparation(Plain):
         return {name: rows for name, rows in empty.items() if rows.any()}
 
     def unseen(self, features: Features) -> np.ndarray:
-        """Mask [N] of the rows that have a text that did not occur in training, or an empty cell in a column that had none in
-        training."""
+        """Mask [N] of the rows with a text that did not occur in training, or an empty cell in a column without any in training."""
         return np.asarray(np.any([(features.codes == -2).any(1), *self.new_gaps(features).values()], axis=0))
 
     def _all(self, features: Features, rows: np.ndarray) -> np.ndarray:
