@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from bayesify.maths.constraints import positive, raw_positive, raw_relative_tril, relative_tril
 from bayesify.maths.gamma import widened
-from bayesify.maths.kernels import MATERN, distances, squared_exponential_matrix
+from bayesify.maths.kernels import MATERN, KernelScales, distances, squared_exponential_matrix
 from bayesify.maths.noise import standard_normal
 from bayesify.maths.positive_definite import inverse_and_log_det, linear_and_quadratic_forms, stable_cholesky
 
 
-class Stationary(nn.Module):
+class Stationary(KernelScales):
     r"""Stationary kernel $k(x, x') = a^2 \kappa(r)$ with $r^2 = \sum_d (x_d - x'_d)^2 / \ell_d^2$, one lengthscale per input (ARD).
 
     $\kappa$ is the squared exponential $\exp(-r^2 / 2)$, or Matern of order 1/2, 3/2 or 5/2; see `KERNELS` for the names.
@@ -29,21 +29,9 @@ class Stationary(nn.Module):
     """
 
     def __init__(self, name: str, num_inputs: int, lengthscale: float | None = None, amplitude: float = 1.0) -> None:
-        super().__init__()
-        self.name = name
         start = math.sqrt(num_inputs) if lengthscale is None else lengthscale
-        self.raw_lengthscale = nn.Parameter(torch.full((num_inputs,), raw_positive(start)))
-        self.raw_amplitude = nn.Parameter(torch.tensor(raw_positive(amplitude)))
-
-    @property
-    def lengthscale(self) -> Tensor:
-        r"""Lengthscales $\ell$, [D]."""
-        return positive(self.raw_lengthscale)
-
-    @property
-    def amplitude(self) -> Tensor:
-        """Amplitude a, a scalar."""
-        return positive(self.raw_amplitude)
+        super().__init__([start] * num_inputs, amplitude)
+        self.name = name
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """Covariances: [..., N, D] and [..., M, D] -> [..., N, M], in the dtype of the inputs."""

@@ -1,10 +1,34 @@
-"""Covariance functions of Gaussian processes, over inputs divided by their lengthscales."""
+"""Covariance functions of Gaussian processes, over inputs divided by their lengthscales, and these lengthscales."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from bayesify.maths.constraints import positive, raw_positive
+
+
+class KernelScales(nn.Module):
+    r"""Lengthscales $\ell$, one per input, and amplitude a of a kernel, given by their initial values.
+
+    Softplus maps the parameters `raw_lengthscale` [D] and `raw_amplitude` [] to these values.
+    """
+
+    def __init__(self, lengthscales: Sequence[float], amplitude: float, learn: bool = True) -> None:
+        super().__init__()
+        self.raw_lengthscale = nn.Parameter(torch.tensor([raw_positive(scale) for scale in lengthscales]), learn)
+        self.raw_amplitude = nn.Parameter(torch.tensor(raw_positive(amplitude)), learn)
+
+    @property
+    def lengthscale(self) -> Tensor:
+        r"""Lengthscales $\ell$, [D]."""
+        return positive(self.raw_lengthscale)
+
+    @property
+    def amplitude(self) -> Tensor:
+        """Amplitude a, a scalar."""
+        return positive(self.raw_amplitude)
 
 
 def squared_exponential_matrix(x: Tensor, other: Tensor, log_variance: Tensor) -> Tensor:

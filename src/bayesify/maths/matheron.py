@@ -247,7 +247,12 @@ def conditional_mean(factors: Factors, u: Tensor) -> list[Tensor]:
 
 
 def conditional_draw(
-    factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Sequence[Tensor], dtype: torch.dtype | None = None
+    factors: Factors,
+    u: Tensor,
+    scale: Tensor | None,
+    sigma: Tensor,
+    noise: Sequence[Tensor],
+    dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     r"""Draws of W by the extended Matheron rule (equation 11), given whitened U.
 
@@ -259,11 +264,14 @@ def conditional_draw(
     \otimes K_r$, so $\bar U$ has unit covariance. Besides $E_1$, two noise arrays are therefore enough, whereas the paper uses
     three. The rule needs no Cholesky factor of $Z Z^\top$, so it also works if $Z Z^\top$ is singular.
 
-    Whitened U is [L, S, M_r, M_c]. The scales $\lambda$ are [L]. The prior standard deviations $\sigma$ are [L], or [L, S] if
+    Whitened U is [L, S, M_r, M_c]. The scales $\lambda$ are [L]; `None` stands for 0, and each draw of W is then its conditional
+    mean. The prior standard deviations $\sigma$ are [L], or [L, S] if
     they differ between draws. The draws of each group are [G, S, d_out, d_in]. The noise, with the shapes of `noise_shapes`, is
     overwritten if gradients are off. In products with matrices as large as W, the operands have the given dtype, and the sums are
     in float32. If gradients are off, draws also have this dtype.
     """
+    if scale is None:
+        return conditional_mean(factors, u * sigma.reshape(len(sigma), -1, 1, 1))
     base, amplitude = start_and_size(factors, u, scale, sigma, noise[0])
     counts = factors.counts
     cut = base.split(counts), amplitude.split(counts), factors.col_rest.split(counts)
@@ -272,16 +280,6 @@ def conditional_draw(
         return [GroupDraw.apply(dtype, *group) for group in groups]
     draw = draw_group if dtype is None else partial(draw_low, dtype)
     return [draw(*group) for group in groups]
-
-
-def conditional_draws(
-    blocks: Sequence[tuple[Factors, Tensor, Any, Tensor, Sequence[Tensor]]], dtype: torch.dtype | None = None
-) -> list[list[Tensor]]:
-    r"""Apply `conditional_draw` to every block. A block has five parts: factors, whitened U, $\lambda$, $\sigma$ and noise. If
-    $\lambda$ is `None`, it counts as 0, and each draw of W is its conditional mean."""
-    if blocks[0][2] is None:
-        return [conditional_mean(part, u * sigma.reshape(len(sigma), -1, 1, 1)) for part, u, _, sigma, _ in blocks]
-    return [conditional_draw(*block, dtype) for block in blocks]
 
 
 def start_and_size(factors: Factors, u: Tensor, scale: Tensor, sigma: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,7 @@ from bayesify.transforms import hadamard, hadamard_matrix
 def multiply(x: Tensor, left: Tensor, g: Tensor, right: Tensor) -> Tensor:
     r"""The product $W x = s_1 \circ H (g \circ H (s_2 \circ x))$, computed without forming W, in O(D log D).
 
-    Args:
-        x: [..., D].
-        left: $s_1$, [..., D].
-        g: [..., D].
-        right: $s_2$, [..., D].
+    All four arguments are [..., D]; `left` is $s_1$, and `right` is $s_2$.
     """
     return hadamard(hadamard(x * right) * g) * left
 
@@ -27,10 +23,7 @@ def dyadic_values(g: Tensor) -> Tensor:
     r"""The D distinct numbers $c = D^{-1/2} H g$ of $H \operatorname{diag}(g) H$, whose entry (i, j) is $c_{i \oplus j}$.
 
     The elementwise product of rows i and j of H is, up to a factor, row $i \oplus j$ (exclusive or): $H_{ik} H_{jk} =
-    D^{-1/2} H_{i \oplus j, k}$.
-
-    Args:
-        g: [..., D].
+    D^{-1/2} H_{i \oplus j, k}$. Both g and c are [..., D].
     """
     return hadamard(g) / math.sqrt(g.shape[-1])
 
@@ -108,14 +101,8 @@ def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     r"""The map from g to W as a rotation followed by a scaling, $\operatorname{vec} W = L Q g$ (appendix B, equation 6).
 
     vec stacks columns. $Q = [H \operatorname{diag}(h_i)]_i$ has orthonormal columns: it rotates the D dimensions of g into
-    the $D^2$ dimensions of W. L is diagonal, with $s^{(2)}_i s^{(1)}$ for column i.
-
-    Args:
-        left: $s_1$, [D].
-        right: $s_2$, [D].
-
-    Returns:
-        The diagonal of L, [D^2], and Q, [D^2, D].
+    the $D^2$ dimensions of W. L is diagonal, with $s^{(2)}_i s^{(1)}$ for column i. The arguments are $s_1$ and $s_2$, [D]
+    each. The results are the diagonal of L, [D^2], and Q, [D^2, D].
     """
     signs = hadamard_matrix(left.shape[-1], left) / math.sqrt(left.shape[-1])
     rotation = signs * signs.unsqueeze(-2)  # [column of W, row of W, g]
@@ -127,15 +114,8 @@ def nearest(matrix: Tensor, steps: int = 50, generator: torch.Generator | None =
     r"""Factors $s_1, g, s_2$ whose W is close to a matrix in the Frobenius norm (equation 7), found by alternating least squares.
 
     Given two of $s_1$, $c$ and $s_2$, the best third factor has a closed form, so the distance never grows. The initial $s_1$ and
-    $s_2$ have random signs, because the problem has many optima.
-
-    Args:
-        matrix: [..., D, D].
-        steps: Number of rounds over the three factors.
-        generator: Source of the random signs; torch's global generator by default.
-
-    Returns:
-        $s_1$, g and $s_2$, [..., D] each.
+    $s_2$ have random signs, because the problem has many optima. The matrix is [..., D, D], and the factors are [..., D]
+    each. `steps` is the number of rounds over the three factors.
     """
     shape, where = matrix.shape[:-1], generator.device if generator is not None else matrix.device
     left, right = (

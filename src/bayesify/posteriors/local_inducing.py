@@ -1,7 +1,7 @@
 """Local inducing points: Bayesian linear regression in every layer, on the layer's own inducing inputs."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -11,7 +11,6 @@ from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.gamma import widened
 from bayesify.maths.gaussian import UNIT_ENTROPY
 from bayesify.maths.regression import Regression, RegressionFactors
-from bayesify.maths.value_checks import should_check
 from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer
 from bayesify.posteriors.global_inducing.likelihood import (
     NEGLIGIBLE_LOG_PRECISION,
@@ -113,37 +112,17 @@ class LocalInducing(Posterior):
         return self.problem(layer, scale).solve()
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
-        """Draw each layer's weights from the posterior of its regression. All draws are computed in one batch."""
+        """Draw each layer's weights from the posterior of its regression."""
         noise = request.normals([layer.numel for layer in self.layers], next(self.parameters()))
         scale = PriorScale(request.prior, self.layers, request.num_draws).aligned()
-        by_shape: dict[tuple[int, int], list[tuple[Layer, RegressionFactors, Tensor]]] = {}
-        for layer, part in zip(self.layers, noise, strict=True):
-            eps = part.view(request.num_draws, 1, layer.cols, layer.rows)
-            entry = (layer, self.problem(layer, scale), eps)
-            by_shape.setdefault((layer.cols, layer.rows), []).append(entry)
         weights: dict[str, Tensor] = {}
         kls: list[Tensor] = []
-        for entries in by_shape.values():
-            drawn, kl = self._draw_alike([problem for _, problem, _ in entries], [eps for _, _, eps in entries])
+        for layer, part in zip(self.layers, noise, strict=True):
+            eps = part.view(request.num_draws, 1, layer.cols, layer.rows)
+            rows, kl, _ = self.problem(layer, scale).draw(eps, self.kl_form)  # a failed draw has a KL of NaN
             kls.append(kl)
-            for (layer, _, eps), rows in zip(entries, drawn, strict=True):
-                weights.update(layer.from_matrix(scale.push(layer, rows.mT).squeeze(-3).to(eps.dtype)))
+            weights.update(layer.from_matrix(scale.push(layer, rows.mT).squeeze(-3).to(eps.dtype)))
         return weights, self._stored(sum(kls[1:], kls[0]))
-
-    def _draw_alike(self, problems: list[RegressionFactors], noise: list[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-        """Draws for several layers of the same shape, [S, 1, D, R] per layer, and the sum of the layers' KLs.
-
-        The layers are drawn in one batch. If values are checked, the layers are drawn one by one, so that an error can name the
-        layer.
-        """
-        if should_check(noise[0]):
-            found = [problem.draw(eps, self.kl_form) for problem, eps in zip(problems, noise, strict=True)]
-            return [drawn for drawn, _, _ in found], sum(kl for _, kl, _ in found)  # type: ignore[return-value]
-        eps, batch = torch.stack(noise), noise[0].shape[:-2]
-        grams = torch.stack([each.gram.expand(*batch, -1, -1) for each in problems])
-        problem = RegressionFactors(grams, torch.stack([each.cross.expand(*batch, -1, -1) for each in problems]))
-        drawn, kl, failed = problem.draw(eps, self.kl_form)
-        return drawn.unbind(), torch.where(failed.squeeze(-1) > 0, torch.nan, kl).sum(0)
 
     def _stored(self, value: Tensor) -> Tensor:
         return value.to(next(self.parameters()).dtype)

@@ -1,6 +1,7 @@
 """Priors with random scales, one per layer, or with a random correlation of the positions of each kernel."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -157,19 +158,20 @@ class SpatialInverseWishart(Prior):
 
     def draw(self, num_draws: int, generator: Randomness = None) -> PriorDraw:
         """For each kernel, S draws from q(L), each stored as a factor of $L^{-1}$."""
-        factors: dict[str, Tensor] = {}
-        for size, names in self.groups.items():
-            drawn = self._root(size) @ bartlett(self.dof(size), size, num_draws, generator)  # [S, G, K, K]
-            factors.update(zip(names, drawn.unbind(1), strict=True))
-        return PriorDraw(self._stds(), self.kl(), factors)
+        return self._with(lambda dof, size: bartlett(dof, size, num_draws, generator))
 
     def typical(self) -> PriorDraw:
         """For each kernel, the mean under q(L) of the factor of $L^{-1}$."""
+        return self._with(lambda dof, size: bartlett_mean(dof, size).unsqueeze(0))
+
+    def _with(self, make: Callable[[Tensor, int], Tensor]) -> PriorDraw:
+        """The prior with the matrices A of `bartlett`, [S, G, K, K], that `make` returns for the kernels with K positions."""
         factors: dict[str, Tensor] = {}
         for size, names in self.groups.items():
-            mean = self._root(size) @ bartlett_mean(self.dof(size), size)  # [G, K, K]
-            factors.update(zip(names, mean.unsqueeze(1).unbind(0), strict=True))
-        return PriorDraw(self._stds(), self.kl(), factors)
+            made = self._root(size) @ make(self.dof(size), size)
+            factors.update(zip(names, made.unbind(1), strict=True))
+        stds = {name: self.std_of(weight) for name, weight in self.weights.items()}
+        return PriorDraw(stds, self.kl(), factors)
 
     def kl(self) -> Tensor | float:
         """KL(q(L) || p(L)) in nats, summed over kernels; 0 for a network without convolutions."""
@@ -181,9 +183,6 @@ class SpatialInverseWishart(Prior):
         inverse = inverse_from_factor(torch.linalg.cholesky_ex(self.scale_matrix(size))[0])
         found: Tensor = torch.linalg.cholesky_ex(inverse)[0]
         return found
-
-    def _stds(self) -> dict[str, float | Tensor]:
-        return {name: self.std_of(weight) for name, weight in self.weights.items()}
 
     @torch.no_grad()
     def set_to_prior(self) -> None:

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
-from bayesify.maths.constraints import positive, raw_positive
+from bayesify.maths.kernels import KernelScales
 
 
-class RandomFourierFeatures(nn.Module):
+class RandomFourierFeatures(KernelScales):
     r"""Cosines and sines whose inner products are, on average, a squared exponential (RBF) kernel (Rahimi & Recht 2007).
 
     $$ \phi(x) = \frac{a}{\sqrt m} \bigl[\cos \Omega (x / \ell),\ \sin \Omega (x / \ell)\bigr], \qquad
@@ -51,29 +51,16 @@ class RandomFourierFeatures(nn.Module):
         learn: bool = True,
         generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__()
         if num_features % 2:
             raise ValueError(
                 f"RandomFourierFeatures: num_features={num_features}; give an even number (a cosine and a sine per frequency)"
             )
-        scales = starting_lengthscales("RandomFourierFeatures", num_inputs, lengthscale)
+        super().__init__(starting_lengthscales("RandomFourierFeatures", num_inputs, lengthscale), amplitude, learn)
         self.num_inputs, self.num_features = num_inputs, num_features
-        self.raw_lengthscale = nn.Parameter(torch.tensor([raw_positive(scale) for scale in scales]), learn)
-        self.raw_amplitude = nn.Parameter(torch.tensor(raw_positive(amplitude)), learn)
         place = generator.device if generator is not None else torch.get_default_device()
         drawn = torch.randn(num_features // 2, num_inputs, generator=generator, device=place)
         self.register_buffer("frequencies", drawn.to(self.raw_lengthscale))
         self.frequencies: Tensor
-
-    @property
-    def lengthscale(self) -> Tensor:
-        r"""Lengthscales $\ell$, [D]."""
-        return positive(self.raw_lengthscale)
-
-    @property
-    def amplitude(self) -> Tensor:
-        """The scalar amplitude a."""
-        return positive(self.raw_amplitude)
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [..., D] -> features [..., 2 m].

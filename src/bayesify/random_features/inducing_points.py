@@ -176,24 +176,16 @@ def _make_process(inducing_inputs: Tensor, covariance: str) -> Any:
     except ImportError:
         raise ImportError(f"InducingPointGP needs gpytorch; {how_to_install('gp')}") from None
 
+    size, num_inputs = inducing_inputs.shape
+    strategy, family = gpytorch.variational.VariationalStrategy, gpytorch.variational.CholeskyVariationalDistribution
+    if covariance == "diagonal":
+        family = gpytorch.variational.MeanFieldVariationalDistribution
+
     class Process(gpytorch.models.ApproximateGP):
         def __init__(self) -> None:
-            size = inducing_inputs.shape[0]
-            variational = gpytorch.variational
-            kind = (
-                variational.MeanFieldVariationalDistribution
-                if covariance == "diagonal"
-                else variational.CholeskyVariationalDistribution
-            )
-            super().__init__(
-                variational.VariationalStrategy(
-                    self, inducing_inputs.clone(), kind(size), learn_inducing_locations=True
-                )
-            )
+            super().__init__(strategy(self, inducing_inputs.clone(), family(size), learn_inducing_locations=True))
             self.mean_module = gpytorch.means.ZeroMean()
-            self.covar_module = gpytorch.kernels.ScaleKernel(
-                gpytorch.kernels.RBFKernel(ard_num_dims=inducing_inputs.shape[-1])
-            )
+            self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=num_inputs))
 
         def forward(self, x: Tensor) -> Any:
             return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))

@@ -148,10 +148,10 @@ def draw_by_kernels(
     seed: Tensor,
     low: bool,
 ) -> MutableMapping[str, Tensor]:
-    """Drawn weights [S, *shape] by name; for the same seed, they equal the draws of `conditional_draws`.
+    """Drawn weights [S, *shape] by name; for the same seed, they equal the draws of `conditional_draw`.
 
-    A block contains all layers whose U has the same size, grouped by the size of the layers. `given` contains the same values as
-    the argument `blocks` of `conditional_draws`, but with only the noise $E_2$. If `low` is true, products with matrices as large
+    A block contains all layers whose U has the same size, grouped by the size of the layers. For each block, `given`
+    contains the arguments of `conditional_draw`, but with only the noise $E_2$. If `low` is true, products with matrices as large
     as W use bfloat16.
     """
     groups = [group for block in blocks for group in block]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.constraints import raw_positive
-from bayesify.maths.matheron import Factors, conditional_draws, conditional_mean, factorize
+from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, factorize
 from bayesify.maths.noise import choose_members
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common import starts
@@ -221,8 +221,8 @@ class InducingWeights(Posterior):
         chosen = choose_members(self.members, draws, request.noise, like.device) if self.q == "ensemble" else None
         u = [family.draw(part, chosen) for family, part in zip(families, own, strict=True)]
         if self.shared is not None:
-            top = (factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])
-            u = [self._split_shared(conditional_draws([top])[0][0][0])]
+            top = conditional_draw(factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])
+            u = [self._split_shared(top[0][0])]
         # The factors and the noise of a shared matrix come last and belong to no block.
         whitened = [family.whitened(part, factor) for family, part, factor in zip(families, u, factors, strict=False)]
         sigmas = [self._sigma(block, request.prior, like) for block in self.blocks]
@@ -233,9 +233,9 @@ class InducingWeights(Posterior):
             weights = draw_by_kernels(self, request, self.blocks, given, shapes, seed, low is not None)
         else:
             weights = {}
-            for block, groups in zip(self.blocks, conditional_draws(given, low), strict=True):
-                ratios = self._columns(block, request.prior, like)
-                self._unpack(block, chain.from_iterable(map(Tensor.unbind, groups)), ratios, weights)
+            for block, each in zip(self.blocks, given, strict=True):
+                groups = conditional_draw(*each, low)
+                self._unpack(block, chain.from_iterable(map(Tensor.unbind, groups)), request.prior, weights)
             if request.prior.factor:
                 weights = {name: request.prior.color(name, value) for name, value in weights.items()}
         return weights, kl
@@ -275,34 +275,20 @@ class InducingWeights(Posterior):
         return torch.stack(torch.broadcast_tensors(*found))
 
     @staticmethod
-    def _columns(block: list[tuple[Layer, ...]], prior: PriorDraw, like: Tensor) -> list[list[Tensor] | None]:
-        """For each layer, the factors that multiply the columns of its weights. A layer needs factors only if its bias and its
-        first weight have different prior scales; otherwise its entry is `None`."""
-        columns: list[list[Tensor] | None] = []
-        for layer in _layers(block):
-            first = prior.std[layer.weights[0].name]
-            for weight in layer.weights:
-                std = prior.std[weight.name]
-                if std is not first and not (isinstance(std, float) and std == first):
-                    ratios = [prior.std[weight.name] / first for weight in layer.weights]
-                    columns.append([torch.as_tensor(one, dtype=like.dtype, device=like.device) for one in ratios])
-                    break
-            else:
-                columns.append(None)
-        return columns
-
-    @staticmethod
     def _unpack(
         block: list[tuple[Layer, ...]],
         matrices: Iterable[Tensor],
-        columns: list[list[Tensor] | None],
+        prior: PriorDraw,
         into: MutableMapping[str, Tensor],
         power: int = 1,
     ) -> None:
-        for layer, matrix, ratios in zip(_layers(block), matrices, columns, strict=True):
+        """Split matrices in units of the first weight's prior scale into weights. Weights with another scale are rescaled."""
+        for layer, matrix in zip(_layers(block), matrices, strict=True):
+            first = prior.std[layer.weights[0].name]
             for index, (name, value) in enumerate(layer.from_matrix(matrix).items()):
-                if ratios is not None and index:
-                    ratio = ratios[index] ** power
+                std = prior.std[name]
+                if index and std is not first and not (isinstance(std, float) and std == first):
+                    ratio = torch.as_tensor(std / first, dtype=value.dtype, device=value.device) ** power
                     value = value * ratio.reshape(ratio.shape + (1,) * (value.ndim - 1))
                 into[name] = value
 
@@ -334,9 +320,9 @@ class InducingWeights(Posterior):
         factors = self.factors()
         result: dict[str, Tensor] = {}
         for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
-            sigma, columns = self._sigma(block, self._prior(), u), self._columns(block, self._prior(), u)
+            sigma = self._sigma(block, self._prior(), u)
             groups = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
-            self._unpack(block, [matrix for group in groups for matrix in group[:, 0]], columns, result)
+            self._unpack(block, [matrix for group in groups for matrix in group[:, 0]], self._prior(), result)
         return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
 
     def variance(self) -> dict[str, Tensor]:
@@ -356,7 +342,6 @@ class InducingWeights(Posterior):
         for index, block in enumerate(self.blocks):
             factor, scale = factors[index], self._augmented()[index].scale()
             sigma = self._sigma(block, self._prior(), factor.row_rest)
-            columns = self._columns(block, self._prior(), factor.row_rest)
             rows, cols = ([reach for group in side for reach in group] for side in (factor.row_reach, factor.col_reach))
             spreads = []
             for member, (row, col) in enumerate(zip(rows, cols, strict=True)):
@@ -365,7 +350,7 @@ class InducingWeights(Posterior):
                     kept = torch.outer(row.square().sum(0), col.square().sum(0))
                     spread = spread + scale[member].square() * (1 - kept).clamp_min(0)
                 spreads.append(spread * sigma[member].reshape(-1)[0].square())
-            self._unpack(block, spreads, columns, result, power=2)
+            self._unpack(block, spreads, self._prior(), result, power=2)
         if len(self._prior().std_variance):
             mean, stds, variances = self.mean(), self._prior().std, self._prior().std_variance
             for name, value in result.items():

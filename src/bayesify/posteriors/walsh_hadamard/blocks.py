@@ -22,20 +22,15 @@ class Blocks:
 
     The shorter side of the matrix is padded to D, and the longer side is split into blocks. If the matrix has a single row or
     column of n entries, one block of at least n entries covers it. The entries of this block are read row by row.
-
-    Args:
-        rows: Number of rows of the matrix.
-        cols: Number of columns of the matrix.
-        size: Size D of a block.
-        count: Number of blocks K.
-        along: The side that is a stack of blocks: `"rows"`, `"cols"`, or `"entries"` for a single row or column.
     """
 
-    rows: int
-    cols: int
-    size: int
-    count: int
-    along: Literal["rows", "cols", "entries"]
+    rows: int  # number of rows of the matrix
+    cols: int  # number of columns of the matrix
+    size: int  # size D of a block
+    count: int  # number of blocks K
+    along: Literal[
+        "rows", "cols", "entries"
+    ]  # the side that is a stack of blocks; "entries" for a single row or column
 
     @classmethod
     def cover(cls, rows: int, cols: int) -> Self:
