@@ -139,7 +139,7 @@ def test_each_half_is_told_at_the_step_that_is_best_for_the_other():
         3: [[5.0, 1, 9], [9, 0, 0]],
     }  # by step, [R, rows]
 
-    judged = _Halves(outside, held.numpy())
+    judged = _Halves(outside.weights, held.numpy())
     for step, error in errors.items():
         judged.look(-torch.tensor(error), torch.arange(3.0).expand(2, 3).unsqueeze(-1) + 10 * step)
     # first halves are best at steps 1 (errors 5, 10, 14) and 2 (5, 0, 9), second ones at 2 (5, 0, 1) and 3 (5, 9, 0)

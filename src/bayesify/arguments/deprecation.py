@@ -13,13 +13,8 @@ def warn_deprecated(old: str, new: str, *, since: str, removed_in: str) -> None:
     """Warn that a public name or argument will be removed. The warning points to the line of the user's code that led to it.
 
     The warning is a `FutureWarning`, which, unlike a `DeprecationWarning`, Python shows to all users by default. The old name
-    works until the version `removed_in`. A test fails if the version `removed_in` still contains this warning.
-
-    Args:
-        old: Deprecated name as users write it, such as `"fit(rate=...)"`.
-        new: Name to use instead, such as `"fit(lr=...)"`.
-        since: Version of bayesify that first warns, such as `"0.3"`.
-        removed_in: Version of bayesify that no longer has the old name.
+    works until the version `removed_in`. A test fails if the version `removed_in` still contains this warning. `old` and `new` are
+    the names as users write them, such as `"fit(rate=...)"`, and `since` is the version that first warns, such as `"0.3"`.
     """
     here = inspect.currentframe()
     frame, level = here.f_back if here else None, 2

@@ -39,8 +39,7 @@ class Features:
         return flat.reshape(len(values), -1, self.channels)
 
     def in_order(self, values: Tensor, dims: int = 1) -> Tensor:
-        """Reorder each of the last `dims` axes, [..., T K], from the order by position and row of W to the order of the
-        outputs."""
+        """Reorder each of the last `dims` axes, [..., T K], from position and row of W to the order of the outputs."""
         if self.place is None:
             return values
         order = self.place.argsort().to(values.device)

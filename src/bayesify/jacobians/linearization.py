@@ -125,16 +125,11 @@ class Jacobians:
     def at(
         self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor] | None = None, *, differentiable: bool = False
     ) -> Linearization:
-        """Run the network over a batch.
+        """Run the network over a batch of B examples, given as positional and keyword inputs. Raises `ValueError` if the network
+        mixes examples.
 
-        Args:
-            args: Positional inputs of B examples.
-            kwargs: Keyword inputs.
-            values: Weights by name, which replace the network's own weights.
-            differentiable: Whether results can be differentiated with respect to `values`.
-
-        Raises:
-            ValueError: If the network mixes the examples of a batch.
+        `values` are weights by name, which replace the network's own weights. With `differentiable`, results can be differentiated
+        with respect to `values`.
         """
         given = dict(values or {})
         uses = self._known_uses(args, kwargs, given)
@@ -157,9 +152,8 @@ class Jacobians:
     def features(self, args: Args, kwargs: Kwargs) -> Features | None:
         """Features of a batch, computed in one plain pass. All derivatives must be functions of the last layer's inputs.
 
-        Returns:
-            The features. `None` if the weights do not belong to one linear map or convolution, if the layer is called more than
-            once, if its weights are also used elsewhere, or if something is computed from its outputs.
+        The result is `None` if the weights do not belong to one linear map or convolution, if the layer is called more than
+        once, if its weights are also used elsewhere, or if something is computed from its outputs.
         """
         if not self._may_end:
             return None
@@ -261,8 +255,7 @@ class Jacobians:
     def _call(
         self, values: Mapping[str, Tensor], args: Args, kwargs: Kwargs, *, twice: bool = True
     ) -> Callable[[Runner], Tensor]:
-        """A function that runs the network. If `twice` is true, it replaces some kernels by kernels that can be
-        differentiated twice."""
+        """A function that runs the network. If `twice` is true, its kernels can be differentiated twice."""
 
         def call(runner: Runner) -> Tensor:
             kernels = twice_differentiable(runner.network) if twice else nullcontext()
@@ -371,8 +364,7 @@ class Linearization:
 
     @property
     def direct(self) -> bool:
-        """Whether the chosen weights belong to the network's last layer. If so, gradients at the network's outputs are gradients
-        at this layer's outputs, without a backward pass."""
+        """Whether the chosen weights are the network's last layer, so that their gradients need no backward pass."""
         return self.passed.direct and not self.general
 
     def uses(self, name: str) -> Sequence[Use]:

@@ -150,8 +150,7 @@ class ConvRule(Rule):
         return self._gather(g.flatten(3), kept, tuple(g.shape[3:]), index)
 
     def _gather(self, g: Tensor, padded: Tensor, sizes: tuple[int, ...], index: Tensor) -> Tensor:
-        """Products of `g` [K, B, rows, P] and windows of `padded`, summed over the P positions, for n entries of the weight:
-        [K, B, n]."""
+        """Products of `g` [K, B, rows, P] and windows of `padded`, summed over P positions, for n entries: [K, B, n]."""
         kernel, (first, inside) = self.module.kernel_size, self._shape[:2]
         size = math.prod(kernel)
         rows, column = index // (inside * size), index % (inside * size)
@@ -278,16 +277,14 @@ def rule_for(module: nn.Module) -> Rule | None:
 
 
 def layer_factors(rule: Rule, kept: Tensor, g: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """For one call of a linear map: the inputs [B, T, d_in], with a column of ones if there is a bias, and the
-    gradients [K, B, T, d_out]."""
+    """Inputs [B, T, d_in] of one call of a linear map, with a column of ones for a bias, and gradients [K, B, T, d_out]."""
     factors = rule.factors(kept.detach(), g.detach())
     assert factors is not None
     return with_ones(factors[0], layer), factors[1]
 
 
 def with_ones(a: Tensor, layer: Layer) -> Tensor:
-    """Inputs [B, T, d_in] of a linear map and, if the layer has a bias, a column of ones, in the column order of `[W b]`:
-    [B, T, D]."""
+    """Inputs [B, T, d_in] of a linear map, with a column of ones for a bias, in the column order of `[W b]`: [B, T, D]."""
     ones = a.new_ones(*a.shape[:2], 1)
     return torch.cat([ones if weight.is_bias else a for weight in layer.weights], dim=-1)
 
@@ -315,7 +312,6 @@ def gather_products(g: Tensor, a: Tensor, rows: Tensor, cols: Tensor) -> Tensor:
 
 
 def chunk_entries(total: int, size: int) -> list[slice]:
-    """Slices that together cover `total` entries. With `size` products per entry, each slice has at most
-    `MAX_GATHERED_PRODUCTS` products."""
+    """Slices that cover `total` entries of `size` products each. A slice has at most `MAX_GATHERED_PRODUCTS` products."""
     step = max(1, MAX_GATHERED_PRODUCTS // max(1, size))
     return [slice(start, start + step) for start in range(0, total, step)]

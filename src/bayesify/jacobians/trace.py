@@ -80,8 +80,7 @@ class Trace:
             self.layers.pulls = False
 
     def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
-        """Propagate one vector [B, ...] back to the layers' outputs. The same backward pass also computes the gradients with
-        respect to `weights`."""
+        """Propagate one vector [B, ...] back to the layers' outputs and, in the same backward pass, to `weights`."""
         taps = self.taps
         grads: Sequence[Tensor | None] = [None] * (len(taps) + len(weights))
         if self.outputs.requires_grad:
@@ -175,8 +174,7 @@ class Pulled:
         return total
 
     def of(self, uses: Sequence[Use]) -> list[tuple[Use, Tensor, Tensor]]:
-        """For each call of a layer that uses the weight: the `Use` of the weight, the inputs that its rule stored, and the
-        gradients [K, B, ...]."""
+        """For each call of a layer that uses the weight: its `Use`, the inputs that its rule stored, and gradients [K, B, ...]."""
         return [(use, *call) for use in uses for call in self.calls(use.rule)]
 
     def calls(self, rule: Rule) -> list[tuple[Tensor, Tensor]]:

@@ -63,8 +63,7 @@ class Results:
         return Results, ()
 
     def cached(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
-        """Result of a computation on the owner's parameters. If gradients and `vmap` are off, the result is cached until the
-        parameters change."""
+        """Result of a computation on the owner's parameters, cached until they change if gradients and `vmap` are off."""
         if torch.is_grad_enabled() or transforming() or torch.compiler.is_compiling() or _SCOPE.anew:
             return compute()
         state = self._state_of(owner)
@@ -170,8 +169,7 @@ def _noted(tensors: Sequence[Tensor]) -> _State | None:
 
 @torch.no_grad()
 def _are_equal(now: Sequence[Tensor], before: Sequence[Tensor]) -> bool:
-    """Whether the tensors have the same shapes, types, devices and values. For tensors on a GPU, the host waits for the GPU only
-    once."""
+    """Whether the tensors have the same shapes, types, devices and values. The host waits for a GPU only once."""
     if len(now) != len(before):
         return False
     try:
@@ -196,6 +194,5 @@ def computed_anew() -> AbstractContextManager[None]:
 
 
 def settled() -> AbstractContextManager[None]:
-    """Context in which this thread does not change parameters. Each module's parameters are therefore compared with their stored
-    copy only once."""
+    """Context in which this thread does not change parameters, so that each module's parameters are compared only once."""
     return assigned([_SCOPE], "settled", {} if _SCOPE.settled is None else _SCOPE.settled)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 WARMUP_CALLS = 3
-"""Number of plain calls before a capture, because a capture costs as much as many calls, and libraries choose their kernels in
-the first calls."""
+"""Number of plain calls before a capture, which is expensive. Libraries choose their kernels in the first calls."""
 
 CAPTURE_LOCK = threading.RLock()
 """Lock held during a capture, because garbage collection is then off for the whole process."""
@@ -116,8 +115,7 @@ class Captured(Generic[Result]):
 
     @torch.no_grad()
     def replay(self, given: Sequence[Tensor | None] = ()) -> Result:
-        """Run the graph on the given inputs, and return the results. An input of `None` means zeros. The results are valid until
-        the next replay."""
+        """Run the graph on the given inputs, where `None` means zeros. The returned results are valid until the next replay."""
         pairs = [(mine, one) for mine, one in zip(self._inputs, given, strict=True) if one is not None]
         if pairs:
             torch._foreach_copy_([mine for mine, _ in pairs], [one for _, one in pairs], non_blocking=True)
@@ -144,8 +142,7 @@ def side_stream() -> Iterator[None]:
 
 @contextmanager
 def watch_waits() -> Iterator[list[str]]:
-    """Yield a list, which is filled when the context ends. At the end of the context, the list names the places at which the code
-    inside the context waited for the device."""
+    """Yield a list that names, after the context, the places at which the code inside waited for the device."""
     found: list[str] = []
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings(record=True) as caught:

@@ -45,8 +45,7 @@ def owned_generators() -> list[torch.Generator]:
 
 
 def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:
-    """States of torch's global generators for tensors on a device: the state of the CPU's generator and, for a GPU, also the
-    state of the GPU's generator."""
+    """States of torch's global generators for a device: the CPU's state and, for a GPU, also the GPU's state."""
     found = {torch.device("cpu"): torch.get_rng_state()}
     return found | ({device: torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
 

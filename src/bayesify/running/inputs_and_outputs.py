@@ -108,8 +108,7 @@ def batch_size(args: Args, kwargs: Kwargs) -> int:
 
 
 def kinds_of(args: Args, kwargs: Kwargs) -> list[Any]:
-    """Key under which the cost of an example is cached: the dtype and shape of each tensor (without the first axis), and the
-    value or type of every other input."""
+    """Key of an example's cost: dtype and shape of each tensor without its first axis; value or type of every other input."""
     found: list[Any] = []
     for leaf in pytree.tree_leaves((args, dict(kwargs))):
         if isinstance(leaf, Tensor):
@@ -142,15 +141,13 @@ def map_rows(function: Callable[[Tensor], Tensor], args: Args, kwargs: Kwargs) -
 
 
 def split_rows(args: Args, kwargs: Kwargs, rows: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Split a batch into pieces of `rows` examples. An input that does not have one entry per example is passed whole with every
-    piece."""
+    """Split a batch into pieces of `rows` examples. Inputs without one entry per example are passed whole with every piece."""
     for start in range(0, batch_size(args, kwargs), rows):
         yield map_rows(lambda leaf, start=start: leaf[start : start + rows], args, kwargs)  # type: ignore[misc]
 
 
 def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, Any]]:
-    """At most `rows` examples, taken alternately from the two halves of the batch. An input that does not have one entry per
-    example is returned whole."""
+    """At most `rows` examples, taken alternately from both halves of the batch. Inputs without examples stay whole."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]
@@ -190,9 +187,10 @@ class Untouched:
 
 
 def stack(*leaves: Any) -> Any:
-    """Stack tensors along a new first axis. Values that are not tensors must be equal in every draw; the first draw's value is
-    returned."""
-    return torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0]
+    """Stack tensors along a new first axis. Of other values, which must be equal in every draw, return the first draw's value."""
+    if not isinstance(leaves[0], Tensor):
+        return leaves[0]
+    return torch.stack(leaves) if len(leaves) > 1 else leaves[0].unsqueeze(0)
 
 
 def each(values: WeightDict) -> Iterator[WeightDict]:

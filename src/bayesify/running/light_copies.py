@@ -58,8 +58,7 @@ class KnownModules:
         self._holders: dict[int, tuple[weakref.ref[nn.Module], Any, tuple[tuple[str, ...], tuple[str, ...]]]] = {}
 
     def kind(self, kind: type) -> tuple[bool, bool, bool]:
-        """Three facts about modules of one type: whether they are torch's own, whether a pass stores nothing in them, and whether
-        they are scripted."""
+        """Whether modules of one type are torch's own, whether a pass stores nothing in them, and whether they are scripted."""
         own = is_torchs(kind)
         leaf = own and not issubclass(kind, nn.RNNBase)
         found = self.kinds[kind] = own, leaf, issubclass(kind, torch.jit.ScriptModule)
@@ -436,8 +435,7 @@ def _is_unhooked(state: dict[str, Any]) -> bool:
 
 
 def leaves_inputs(network: nn.Module) -> bool:
-    """Whether all modules of a network are plain torch modules that do not work in place, so that the network cannot change its
-    inputs."""
+    """Whether all modules of a network are plain torch modules that do not work in place, and so leave its inputs alone."""
     return not has_global_hooks() and all(
         is_torchs(type(module)) and _is_unhooked(module.__dict__) and not getattr(module, "inplace", False)
         for module in network.modules()

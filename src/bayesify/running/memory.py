@@ -2,11 +2,11 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bayesify.running.inputs_and_outputs import Args, Kwargs, WeightDict, batch_size, split_rows
@@ -21,8 +21,7 @@ PROBED_ROWS = 4
 
 
 def parse_bytes(size: int | str) -> int:
-    """A number of bytes from an integer or from text such as `"1GiB"` or `"500 MB"`. Raises `ValueError` if `size` cannot be
-    parsed, or if it is not positive."""
+    """A number of bytes from an integer or from text such as `"1GiB"`. Raises `ValueError` unless it is positive."""
     text = str(size).strip()
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text)
     if isinstance(size, bool) or match is None or match[2].upper() not in UNITS or float(match[1]) <= 0:
@@ -71,8 +70,7 @@ def count_activation_bytes(
 
 
 class CountBytes(TorchDispatchMode):
-    """Dispatch mode that adds up the `bytes` of all tensors that operations return. `largest` is the largest number of bytes from
-    a single operation."""
+    """Dispatch mode that adds up the `bytes` of all tensors that operations return. `largest` is the maximum over operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,21 +83,11 @@ class CountBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        known = {_storage(leaf) for leaf in _tensors((*args, *(kwargs or {}).values()))}
-        new = [leaf for leaf in _tensors((output,)) if _storage(leaf) not in known]  # a view allocates no memory
-        made = sum(leaf.numel() * leaf.element_size() for leaf in new)
-        self.bytes, self.largest = self.bytes + made, max(self.largest, made)
+        made, given = (
+            {leaf.untyped_storage().data_ptr(): leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
+            for tree in (output, (args, kwargs))
+        )
+        new = [leaf for place, leaf in made.items() if place not in given]  # a view allocates no memory
+        size = sum(leaf.numel() * leaf.element_size() for leaf in new)
+        self.bytes, self.largest = self.bytes + size, max(self.largest, size)
         return output
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
-    """Tensors among an operation's arguments or results, including those in lists. This is faster than a general tree traversal."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

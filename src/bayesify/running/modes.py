@@ -12,8 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Context in which new tensors are trainable even if the caller is in inference mode. The context leaves the gradient mode as
-    it is."""
+    """Context outside inference mode, in which new tensors are trainable. The gradient mode stays as it is."""
     with_grad = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(with_grad):
         yield
@@ -31,8 +30,7 @@ def full_precision(device: str) -> Iterator[torch.dtype | None]:
 
 @contextmanager
 def assigned(owners: Iterable[Any], name: str, *value: Any) -> Iterator[None]:
-    """Context in which an attribute of several objects has the given value; without a value, nothing is assigned. At the end,
-    each object gets its own value back."""
+    """Context in which an attribute of several objects has the given value, if one is given. At the end, it is restored."""
     before = [(owner, getattr(owner, name)) for owner in owners]
     try:
         for owner, _ in before if value else ():
@@ -44,8 +42,7 @@ def assigned(owners: Iterable[Any], name: str, *value: Any) -> Iterator[None]:
 
 
 def modes_kept(modules: Iterable[nn.Module], *, evaluate: bool = False) -> AbstractContextManager[None]:
-    """Restore the mode (train or eval) of each module at the end. With `evaluate`, all modules are in evaluation mode inside the
-    context."""
+    """Restore the mode (train or eval) of each module at the end. With `evaluate`, the context is in evaluation mode."""
     return assigned(modules, "training", *([False] if evaluate else []))
 
 
@@ -61,8 +58,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 class SharedSetting:
-    """A process-wide setting that several threads may need at the same time. The first thread that needs the setting turns it on,
-    and the last one resets it."""
+    """A process-wide setting that several threads may need: the first one turns it on, and the last one resets it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make

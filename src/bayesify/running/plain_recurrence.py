@@ -10,8 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 States = tuple[Tensor, ...]
 Step = Callable[[Tensor, Tensor, States], States]
-"""A function of a step's gates, the hidden state's contribution to the gates, and the states; it returns the next states, hidden
-first."""
+"""The next states, hidden first, from a step's gates, the hidden state's contribution to the gates, and the states."""
 
 
 def _gru(inputs: Tensor, recurrent: Tensor, states: States) -> States:
@@ -56,8 +55,7 @@ def _run(
     both_ways: bool,
     batch_first: bool,
 ) -> tuple[Tensor, ...]:
-    """Run a recurrent layer. Return the outputs, and the last states of every layer and direction, in the form that torch's
-    functions return."""
+    """Run a recurrent layer. Return the outputs, and the last states of every layer and direction, as torch's functions do."""
     firsts = (start,) if isinstance(start, Tensor) else tuple(start)
     ways = 2 if both_ways else 1
     each = len(weights) // (layers * ways)

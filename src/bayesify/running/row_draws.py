@@ -75,8 +75,7 @@ def as_rows(
 
 
 def split_draws(tree: Any, num_draws: int, rows: int) -> Any:
-    """Split outputs [S B, ...] into [S, B, ...] in every tensor of a tree; raises `NotByRows` if a tensor has another number of
-    rows."""
+    """Split outputs [S B, ...] into [S, B, ...] in a tree. Raises `NotByRows` if a tensor has another number of rows."""
 
     def split(leaf: Tensor) -> Tensor:
         if not leaf.ndim or len(leaf) != rows:

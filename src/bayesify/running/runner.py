@@ -107,15 +107,13 @@ class Decisions:
         self.vmaps = Vmaps()
         self.row_costs: dict[Hashable, RowCost] = {}
 
-    def hold(self, modules: list[nn.Module], *, some: bool = False) -> bool:
-        """Whether these modules, and their types, are the ones for which the decisions were made. If `some` is true, `modules`
-        may omit some of the modules for which the decisions were made."""
+    def hold(self, modules: list[nn.Module]) -> bool:
+        """Whether the decisions were made for these modules of these types, and perhaps for others."""
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
-        return now == self._kinds or (some and now.items() <= self._kinds.items())
+        return now == self._kinds or now.items() <= self._kinds.items()
 
     def mode(self, evaluate: bool) -> Mode:
-        """How to run several draws. BatchNorm layers in training mode require a loop; with `evaluate`, all layers count as being
-        in evaluation mode."""
+        """How to run several draws. BatchNorm in training mode requires a loop; with `evaluate`, no layer is in training mode."""
         if self._loops or "draws" in self.vmaps.refused:
             return "loop"
         for norm in self._norms:
@@ -149,11 +147,10 @@ class RunState:
     def __reduce__(self) -> tuple[type[RunState], tuple[Mapping[str, Weight]]]:
         return RunState, (self._weights,)
 
-    def decisions(self, modules: list[nn.Module], *, some: bool = False) -> Decisions:
-        """Decisions for a network with these modules. If `some` is true, `modules` may omit modules that are stored in attributes
-        and not as children."""
+    def decisions(self, modules: list[nn.Module]) -> Decisions:
+        """Decisions for a network with these modules. Modules that are stored in attributes and not as children may be omitted."""
         known = self._decisions
-        if known is None or not known.hold(modules, some=some):
+        if known is None or not known.hold(modules):
             known = Decisions(modules, self._weights)
             if not torch.compiler.is_compiling():
                 self._decisions = known
@@ -193,9 +190,8 @@ class Runner:
 
     def snapshot(self) -> Runner:
         """The same network with its point estimates and buffers frozen at their current values."""
-        named: dict[str, Tensor] = dict(self.network.named_parameters(remove_duplicate=False))
-        named.update(self.network.named_buffers(remove_duplicate=False))
-        frozen = {name: value.detach().clone() for name, value in named.items()}
+        kinds = self.network.named_parameters, self.network.named_buffers
+        frozen = {name: value.detach().clone() for kind in kinds for name, value in kind(remove_duplicate=False)}
         return Runner(self.network, self.weights, frozen, evaluate=self.evaluate, state=self.state)
 
     @contextmanager
@@ -226,7 +222,7 @@ class Runner:
 
     def decisions(self) -> Decisions:
         """Decisions for the network's modules."""
-        return self.state.decisions(list(self.network.modules()), some=True)
+        return self.state.decisions(list(self.network.modules()))
 
     def module(self, original: nn.Module) -> nn.Module:
         """The module that this runner runs in place of the network's module `original`; see `alone`."""
@@ -363,15 +359,13 @@ class Pass(Runner):
                 refresh_recurrent(self.network)
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
-        """Whether the gradient of a recurrent layer in evaluation mode may be needed. The cuDNN kernels cannot compute such a
-        gradient."""
+        """Whether the gradient of a recurrent layer in evaluation mode may be needed. The cuDNN kernels have none."""
         if not torch.is_grad_enabled() or not any(value.is_cuda for value in named.values()):
             return False
         return any(isinstance(module, nn.RNNBase) and not module.training for module in self.network.modules())
 
     def _slots_of(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], str]]:
-        """For each name in `named`, the dict and the key under which the network stores this parameter or buffer; cached until
-        the names change."""
+        """For each name, the dict and the key under which the network stores it; cached until the names change."""
         names = list(named)
         holder = self._copy or self
         if holder.places[0] == names:
@@ -447,8 +441,4 @@ class Pass(Runner):
             named = {**draw, **buffers[index]} if buffers else draw
             tree, build = as_tree(self.call(named, *given, protect=False))
             trees.append(tree)
-        if set(map(type, trees)) == _PLAIN:
-            return build(torch.stack(trees) if len(trees) > 1 else trees[0].unsqueeze(0))
-        if len(trees) == 1:
-            return build(pytree.tree_map_only(Tensor, lambda tensor: tensor.unsqueeze(0), trees[0]))
-        return build(pytree.tree_map(stack, *trees))
+        return build(stack(*trees) if set(map(type, trees)) == _PLAIN else pytree.tree_map(stack, *trees))

@@ -31,8 +31,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 class Engine(ABC):
-    """Workers to which jobs can be submitted inside the engine's `with` block. When the `with` block ends, a cluster that the
-    engine started is stopped."""
+    """Workers to which jobs can be submitted inside a `with` block. A cluster that the engine started stops at its end."""
 
     def __init__(self, workers: int | None, threads: int) -> None:
         self.workers, self.threads = workers, threads

@@ -116,8 +116,7 @@ class _Records:
         self.reasons: dict[str, str] = {}
 
     def take(self, plan: Plan) -> Mapping[str, Any]:
-        """The current jobs of a plan. A job whose result is in a file counts as finished, and the plan may then give further
-        jobs."""
+        """The current jobs of a plan. A job whose result is in a file counts as finished; the plan may then give further jobs."""
         while True:
             jobs = plan(self.results)
             if not isinstance(jobs, Mapping):

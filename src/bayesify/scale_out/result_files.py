@@ -35,8 +35,7 @@ def _checksum(job: Any, result: Any) -> str:
 
 
 def check_folder(owner: str, folder: Path | str) -> Path:
-    """Check the path of a folder, and return it as an absolute path. The folder need not exist. A file or an empty path is
-    refused."""
+    """The absolute path of a folder, which need not exist. A file or an empty path is refused."""
     if str(folder) == "" or Path(folder).is_file():
         raise ValueError(f"{owner}: folder={str(folder)!r}; give the path of a folder")
     return Path(folder).absolute()

@@ -70,8 +70,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def add(self, taken: Tensor) -> None:
-        """Add the parameters after a step, without waiting for the device. `taken` says whether the step changed the
-        parameters."""
+        """Add the parameters after a step, without waiting for the device. `taken` says whether the step was taken."""
         moves = taken * self._active
         self._count.copy_((self._count + moves) * self._active)
         weight = moves * (1 / self._count.clamp_min(1.0)).clamp_min(1 - self.choice.decay)
@@ -94,8 +93,7 @@ class RunningAverage:
 
     @contextmanager
     def in_place(self, refresh: Callable[[], None]) -> Iterator[None]:
-        """Replace the parameters by the average temporarily; `refresh` sets the buffers. Parameters and buffers are restored at
-        the end."""
+        """Replace the parameters by the average in this context; `refresh` sets the buffers. At the end, both are restored."""
         if self.is_empty:
             yield
             return

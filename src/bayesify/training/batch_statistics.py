@@ -88,8 +88,7 @@ def num_examples_within(trained: int) -> int:
 
 
 def num_draws_within(model: BayesianNetwork) -> int:
-    """Number of draws that `fit` stores: at most `DEFAULT_NUM_DRAWS`, and only as many as fit into `MAX_WEIGHT_BYTES`; 0 if fewer
-    than `MIN_DRAWS` fit."""
+    """Number of draws that `fit` stores: as many as fit into `MAX_WEIGHT_BYTES`, but 0 if fewer than `MIN_DRAWS` fit."""
     dtype = next(model.network.parameters(), next(model.parameters())).dtype
     size = dtype.itemsize * sum(weight.numel for weight in model.weights.values())
     count = min(DEFAULT_NUM_DRAWS, MAX_WEIGHT_BYTES // max(1, size))

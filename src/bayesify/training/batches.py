@@ -192,8 +192,7 @@ def _checked(x: Any, y: Any, weights: Any = None) -> Batch:
 
 
 def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> int:
-    """Number of examples in a loader's dataset: the dataset's length, the length of the sampled subset, or a count in one
-    pass."""
+    """Number of examples: the length of the loader's dataset or of the sampled subset, or a count in one pass."""
     dataset = getattr(loader, "dataset", None)
     sampler = getattr(loader, "sampler", None)
     if isinstance(sampler, SubsetRandomSampler) and not _yields_batches(loader):
@@ -213,8 +212,7 @@ def count_examples(loader: Iterable[Any], reader: BatchReader | None = None) -> 
 
 
 def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader | None = None) -> list[Batch]:
-    """The first batches of a loader, which together have at most `num_examples` examples, but at least one batch. The result is
-    empty if the loader yields nothing."""
+    """The first batches of a loader with at most `num_examples` examples, but at least one batch if there is any."""
     batches: list[Batch] = []
     for item in loader:
         batch = parse_batch(item, reader)
@@ -227,8 +225,7 @@ def first_batches(loader: Iterable[Any], num_examples: int, reader: BatchReader 
 def batches_all_over(
     loader: Iterable[Any], num_examples: int | None, reader: BatchReader | None = None
 ) -> Iterator[Batch]:
-    """Take batches from a loader until they contain enough examples. Unless the loader shuffles, the batches are equally spaced,
-    because the rows may be sorted."""
+    """Batches with enough examples. Unless the loader shuffles, they are equally spaced, because rows may be sorted."""
     shuffled = isinstance(loader, DataLoader) and not isinstance(loader.sampler, SequentialSampler)
     length = len(loader) if isinstance(loader, Sized) and not shuffled else 0
     seen, needed, total = 0, 1, 1  # `needed` of `total` items are taken
@@ -326,8 +323,7 @@ MAX_MEMORY_SHARE = 0.25
 
 
 class ResidentLoader:
-    """Batches of a `DataLoader` over a `TensorDataset`, gathered on the device. The order and the random numbers are
-    the same as in the `DataLoader`."""
+    """Batches of a `DataLoader` over a `TensorDataset`, gathered on the device, with the same order and random numbers."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
         self.loader, self.device = loader, device

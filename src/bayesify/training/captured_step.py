@@ -137,8 +137,7 @@ class GraphOptimizer:
         self._move_counts(self._device)
 
     def _move_counts(self, device: torch.device) -> None:
-        """Move the step counts of Adam to `device`. Fused Adam stores the counts on the device, and plain Adam stores them on the
-        CPU."""
+        """Move Adam's step counts to `device`, because fused Adam needs them on the device and plain Adam on the CPU."""
         for state in self._optimizer.state.values():
             if isinstance(state.get("step"), Tensor):
                 state["step"] = state["step"].to(device)
@@ -159,8 +158,7 @@ class GraphOptimizer:
         return found
 
     def plain(self, state: dict[str, Any]) -> dict[str, Any]:
-        """An optimizer's `state_dict`, with learning rates as numbers and with the options that the optimizer had before the
-        conversion."""
+        """An optimizer's `state_dict` as before the conversion: with its options, and with learning rates as numbers."""
         groups = [
             group | given | {"lr": float(group["lr"])}
             for group, given in zip(state["param_groups"], self._given, strict=True)
@@ -199,8 +197,7 @@ def has_fused_form(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
 def why_not(
     device: torch.device, processes: int, accumulate: int, own_update: bool, optimizer: Any, module: nn.Module
 ) -> str:
-    """Reason why steps cannot be captured, if one is known before the first step. The text is empty if there is no such
-    reason."""
+    """Reason why steps cannot be captured, if one is known before the first step; otherwise an empty text."""
     reasons = {
         "no GPU": device.type != "cuda",
         "the method takes its own steps": own_update,

@@ -162,8 +162,7 @@ def altered(path: Path | None) -> Iterator[None]:
 
 
 def check_optimizer_state(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Raise `ValueError` if the state belongs to another optimizer. `load_state_dict` would accept such a state, but the next
-    step would fail."""
+    """Raise `ValueError` if the state belongs to another optimizer, because the next step would fail."""
     ours, theirs = optimizer.state_dict()["param_groups"], state["param_groups"]
     if [group["params"] for group in ours] != [group["params"] for group in theirs]:
         raise ValueError("the optimizer's parameter groups differ from those in the checkpoint")

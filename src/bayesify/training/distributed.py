@@ -46,8 +46,7 @@ class Processes:
         return found
 
     def wrap(self, module: nn.Module) -> nn.Module:
-        """The module whose backward pass averages gradients over processes: a DistributedDataParallel module if there are several
-        processes, otherwise the given module."""
+        """The module, wrapped by DistributedDataParallel (which averages gradients) if there are several processes."""
         fabric = self._fabric
         wrapped: nn.Module = module if fabric is None else fabric.setup_module(module, move_to_device=False)
         return wrapped
@@ -114,8 +113,7 @@ def _part(size: int, rank: int, count: int) -> int:
 
 
 class _PartSampler:
-    """Batch sampler that takes one process's part from each batch of another sampler. It stores the sizes of the whole
-    batches."""
+    """Batch sampler of one process's part of each batch of another sampler. It stores the sizes of the whole batches."""
 
     def __init__(self, batches: Any, rank: int, count: int) -> None:
         self._batches, self._rank, self._count = batches, rank, count

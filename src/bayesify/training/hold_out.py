@@ -17,8 +17,7 @@ from bayesify.training.stack import ModelStack
 
 
 def make_folds(num_rows: int, num_folds: int, seed: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """For each row, its fold among K random folds of nearly equal size, [N]. Each group in `groups` [N] is spread evenly over the
-    folds."""
+    """Fold of each row, [N], among K random folds of nearly equal size. Groups in `groups` [N] are spread evenly over them."""
     order = np.random.default_rng(seed).permutation(num_rows)
     if groups is not None:
         order = order[np.argsort(groups[order], kind="stable")]
@@ -62,15 +61,15 @@ class StoppedSteps:
 
 
 def train_held_out(
-    members: ModelStack,
-    x: Tensor,
-    y: Tensor,
-    held: np.ndarray,
+    members: ModelStack,  # their weights are point estimates
+    x: Tensor,  # [N, D]
+    y: Tensor,  # targets of each network, [R, N, ...]
+    held: np.ndarray,  # True for rows that a network holds out, [R, N]
     steps: StoppedSteps = StoppedSteps(),
     *,
-    weights: Tensor | None = None,
-    seed: int = 0,
-    progress: str = "",
+    weights: Tensor | None = None,  # number of examples that each row represents, [N]
+    seed: int = 0,  # seed of batches and dropout
+    progress: str = "",  # label of the display of the steps and the time left; empty for no display
     halves: bool = False,
 ) -> tuple[np.ndarray, Tensor | None]:
     r"""Train R networks together and in place with `fit`. Each network trains on the rows that it does not hold out.
@@ -79,25 +78,15 @@ def train_held_out(
     compares a network's `Likelihood.held_out_score` on its held-out rows with its best score so far. Training ends when no
     network has improved for some time. Each network then returns to the weights of its own best check.
 
-    Args:
-        members: The networks, whose weights are point estimates.
-        x: Inputs, [N, D].
-        y: Targets of each network, [R, N, ...].
-        held: True for rows that a network holds out, [R, N].
-        steps: Batch size, learning rate and stopping rule.
-        weights: Number of examples that each row represents, [N].
-        seed: Seed of batches and dropout.
-        progress: Label of the progress display, which shows the steps and the time left; empty for no display.
-        halves: Whether to return predictions for each half of a network's held-out rows. Each half is predicted at the step that
-            is best for the other half. With few rows, the score of a half at its own best step would be too optimistic.
-
-    Returns:
-        The best steps, [R]. If `halves` is true, also the predictions for held-out rows, [R, N, outputs]; 0 for training rows.
+    The result contains the best steps, [R]. If `halves` is true, it also contains predictions for held-out rows, [R, N, outputs],
+    and 0 for training rows. Each half of a network's held-out rows is then predicted at the step that is best for the other half.
+    With few rows, the score of a half at its own best step would be too optimistic.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches, num_examples = _batches(x, y, omega, held, steps)
     outside = _padded(x, y, omega, held)
-    best, judged = _Best(members, outside), _Halves(outside, held) if halves else None
+    assert outside.weights is not None
+    best, judged = _Best(members, outside.weights), _Halves(outside.weights, held) if halves else None
 
     def look(*_: object) -> bool:
         members.eval()
@@ -126,8 +115,7 @@ def train_held_out(
 def _batches(
     x: Tensor, y: Tensor, omega: Tensor, held: np.ndarray, steps: StoppedSteps
 ) -> tuple[StackedBatches, float]:
-    """Batches of each network's training rows, with weights scaled to mean 1, and the number of examples that these rows
-    represent."""
+    """Batches of each network's training rows, with weights of mean 1, and the number of examples that the rows represent."""
     used = [torch.from_numpy(np.flatnonzero(~part)) for part in held]
     means = [float(omega[rows].mean()) for rows in used]
     num_examples = float(np.mean([mean * len(rows) for mean, rows in zip(means, used, strict=True)]))
@@ -139,10 +127,9 @@ def _batches(
 class _Best:
     """Weights of each network at the check at which it predicted its held-out rows best."""
 
-    def __init__(self, members: ModelStack, outside: StackedBatch) -> None:
-        assert outside.weights is not None
-        self._members, self._weights = members, outside.weights
-        self._scores = torch.full((len(members),), -torch.inf, dtype=outside.x.dtype)
+    def __init__(self, members: ModelStack, weights: Tensor) -> None:
+        self._members, self._weights = members, weights
+        self._scores = torch.full((len(members),), -torch.inf, dtype=weights.dtype)
         self._states = {name: value.detach().clone() for name, value in members.named_parameters()}
         self.looks = self.last = 0  # number of checks so far, and the last check at which any network improved
         self.at = np.zeros(len(members), dtype=np.int64)  # best check of each network
@@ -173,13 +160,11 @@ class _Best:
 class _Halves:
     """Outputs for each half of the held-out rows, computed at the step that is best for the other half."""
 
-    def __init__(self, outside: StackedBatch, held: np.ndarray) -> None:
-        self._held = torch.from_numpy(held)
-        assert outside.weights is not None
-        self._weights = outside.weights
-        first = torch.arange(outside.weights.shape[1]) % 2 == 0
+    def __init__(self, weights: Tensor, held: np.ndarray) -> None:
+        self._held, self._weights = torch.from_numpy(held), weights
+        first = torch.arange(weights.shape[1]) % 2 == 0
         self._parts = [(first, ~first), (~first, first)]
-        self._best = torch.full((2, len(held)), -torch.inf, dtype=outside.x.dtype)
+        self._best = torch.full((2, len(held)), -torch.inf, dtype=weights.dtype)
         self._outputs: Tensor | None = None
 
     def look(self, scores: Tensor, outputs: Tensor) -> None:

@@ -147,8 +147,7 @@ class TrainingLoop:
         return self._first_batches(count, iterate_seeded(self.loader, derive_seed(self.plan.seed, "noise data")))
 
     def _first_batches(self, count: int, items: Iterable[Any] | None = None) -> list[Batch]:
-        """The first batches whose example weights are not all 0, until they contain `count` examples. The loader's random state
-        is restored."""
+        """The first batches with positive weights, until they have `count` examples. The loader's random state is restored."""
         found: list[Batch] = []
         with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
             for item in self.loader if items is None else items:
@@ -160,8 +159,7 @@ class TrainingLoop:
         return found
 
     def _keep_draws(self) -> None:
-        """Store draws, each with its own batch statistics. If memory is too small, predictions use batch statistics averaged over
-        draws."""
+        """Store draws, each with its own batch statistics, unless memory is too small."""
         bnn = self.model.module
         if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
             return
@@ -278,16 +276,14 @@ class TrainingLoop:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Context that extends the message of an error. The message then names the batch in which the error happened, and says
-        that the model contains all earlier steps."""
+        """Context in which the message of an error is extended; see `_located`."""
         try:
             yield
         except BatchError as failure:
             _raise(self._located(failure.error, failure.batch, failure.taken), failure.error)
 
     def _located(self, error: Exception, batch: int | None, taken: int | None = None) -> Exception:
-        """An error of the same type. Its message names the batch in which the error happened, and says that the model contains
-        all earlier steps."""
+        """An error of the same type whose message names the batch, and says that the model contains all earlier steps."""
         taken = self.step.taken if taken is None else taken
         kept = f"; the network keeps the steps taken before this error: {taken}" if taken else ""
         where = f"fit: epoch {self.position.epoch + 1}, batch {batch}: " if batch is not None else ""

@@ -15,7 +15,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from bayesify.jacobians.effective import held_out_ratio
 from bayesify.likelihoods import Gaussian
 from bayesify.network import BayesianNetwork, Start, adopt
-from bayesify.posteriors.common.base import Posterior
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.regression import RegressionPredictive, match_targets
 from bayesify.predictor import Batch, Trainable
@@ -28,7 +27,7 @@ from bayesify.training.batches import total_count
 from bayesify.training.validation import Totals, predict_plain
 from bayesify.training.watch import start_network
 from bayesify.weights.catalog import catalog, owner_of, put_in
-from bayesify.weights.module_state import swapped
+from bayesify.weights.module_state import prefixed, swapped
 
 MAX_EXAMPLES = 8192
 """Number of examples whose residuals give the initial variance. The standard error of the variance is then 1.6 %."""
@@ -144,8 +143,7 @@ class LearnedNoise:
             restart(bnn, powers, narrowing=math.sqrt(MAX_START_SHARE / share))
 
     def _find_unit(self, bnn: BayesianNetwork, network: nn.Module, size: float, batch: Batch) -> dict[str, int]:
-        """For each last-layer weight that acts linearly, the exponent k of the power $10^k$ that is nearest to the targets'
-        size."""
+        """Exponent k of the power $10^k$ nearest to the targets' size, for each last-layer weight that acts linearly."""
         args, kwargs = checked_inputs(batch.x)
         try:
             runner = Runner(network, bnn.weights)
@@ -189,8 +187,7 @@ class LearnedNoise:
 
     @torch.no_grad()
     def finish(self, read: Read, device: torch.device, num_data: int, stopped: bool) -> None:
-        """Set the final variance, which may come from predictions in evaluation mode, and adapt it to new rows; see
-        `LearnedNoise`."""
+        """Set the final variance, perhaps from predictions in evaluation mode, and adapt it to new rows; see `LearnedNoise`."""
         bnn = self._model.module
         if self._likelihood is None or not isinstance(bnn, BayesianNetwork):
             return
@@ -237,7 +234,7 @@ def narrow_start(model: Trainable, read: Read, device: torch.device) -> None:
 
 def one_network(bnn: BayesianNetwork, generator: torch.Generator) -> nn.Module:
     """A plain network that represents the posterior: the network at the posterior mean, or one member of an ensemble."""
-    if bnn.num_distinct_draws is None or bnn.num_distinct_draws == 1:
+    if bnn.num_distinct_draws in (None, 1):
         return bnn.mean_network()
     network = copy.deepcopy(bnn.network)
     drawn = bnn.draw(1, generator=generator).materialize().weights
@@ -275,35 +272,28 @@ def restart(
     if not bnn.given_weights or not bnn.start.noise:
         return False
     start = replace(bnn.start, powers=powers, keep_function=keep_function, narrowing=narrowing)
-    if not all(map(_same_tensors, bnn.posteriors, _built(bnn, bnn.start))):
+    before, now = _built(bnn, bnn.start).state_dict(), bnn.posteriors.state_dict()
+    if before.keys() != now.keys() or not all(torch.equal(value, now[name]) for name, value in before.items()):
         return False
-    others = nn.ModuleList(_built(bnn, start)).state_dict(prefix="posteriors.")
+    others = _built(bnn, start).state_dict()
     bnn.start = start
     units = {"unit_powers": torch.tensor([powers.get(name, 0) for name in bnn.weights])} if any(powers.values()) else {}
-    adopt(bnn, {**others, **units})
-    bnn.posteriors.load_state_dict({name.removeprefix("posteriors."): value for name, value in others.items()})
+    adopt(bnn, prefixed(posteriors=others) | units)
+    bnn.posteriors.load_state_dict(others)
     return True
 
 
-def _built(bnn: BayesianNetwork, start: Start) -> list[Posterior]:
+def _built(bnn: BayesianNetwork, start: Start) -> nn.ModuleList:
     """Build the initial posteriors again, with the same random numbers that `bayesianize` used."""
-    kept = start.powers if start.keep_function else {}
-    values = {
-        name: value.float() if value.dtype == torch.bfloat16 else value for name, value in bnn.given_weights.items()
-    }
+    kept, values = start.powers if start.keep_function else {}, bnn.layout.widen(bnn.given_weights)
     values |= {name: values[name] / 10.0**power for name, power in kept.items() if power}
     plain = copy.deepcopy(bnn.network)
     put_in(plain, list(bnn.weights.values()), bnn.given_weights)
     modules = {name: owner_of(plain, name)[0] for name in bnn.weights}
-    parts = copy.deepcopy(list(bnn.posteriors))
+    parts = copy.deepcopy(bnn.posteriors)
     with own_generators(start.noise):
         set_generator_states(start.noise)
         for part in parts:
             part.narrowing = start.narrowing
             part.build(values, modules)
     return parts
-
-
-def _same_tensors(one: nn.Module, other: nn.Module) -> bool:
-    first, second = one.state_dict(), other.state_dict()
-    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())

@@ -79,17 +79,12 @@ class Perceptrons:
         return Perceptrons(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
 
     def take(self, x: Tensor, num_draws: int, first: Tensor) -> bool:
-        """Whether the fast path supports rows [R, B, D]. `first` is the first weight, [R, O, D]. With dropout, only a
-        single draw is supported."""
+        """Whether the fast path supports rows [R, B, D], given the first weight [R, O, D]. Dropout allows only a single draw."""
         fits = x.ndim == 3 and (x.shape[0], x.shape[2]) == (first.shape[0], first.shape[2])
         alike = x.dtype == first.dtype and x.device == first.device and not x.requires_grad
         if not fits or not alike or torch.is_autocast_enabled(x.device.type):
             return False
         return num_draws == 1 or not any(part.training and part.p > 0 for part in self._dropouts)
-
-    def terms(self, x: Tensor, values: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Outputs [R, B, O] for rows [R, B, D], and the penalty of each network, [R]; see `run`. The rows get no gradients."""
-        return run_all(x, self, *values)
 
     def run(self, x: Tensor, values: Sequence[Tensor], slopes: list[Slope] | None = None) -> Tensor:
         """Outputs [R, B, O] for rows [R, B, D], given weight [R, O, D] and bias [R, O] of each linear layer in order.
@@ -187,3 +182,5 @@ class _Run(torch.autograd.Function):
 
 
 run_all: Callable[..., tuple[Tensor, Tensor]] = _Run.apply
+"""Outputs [R, B, O] and the penalty [R] of each network, from rows [R, B, D], `Perceptrons` and the values of `Perceptrons.run`.
+The rows get no gradients."""

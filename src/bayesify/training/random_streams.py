@@ -151,8 +151,7 @@ def _parts(one: Any) -> list[Any]:
 
 
 def set_network_state(state: Tensor, device: torch.device) -> None:
-    """Set the global generators to `state`, which is the concatenation of the `generator_states`. If `state` does not include the
-    device's generator, only the CPU's generator is set."""
+    """Set the global generators from the concatenated `generator_states`. The device's state may be missing."""
     size = torch.get_rng_state().numel()
     torch.set_rng_state(state[:size].clone())
     if device.type == "cuda" and state.numel() > size:

@@ -108,8 +108,7 @@ def still_falling(values: Sequence[float], share: float, unit_nats: float = 0.0)
 
 
 def convergence(nll: Sequence[float], objective: Sequence[float], unit_nats: float = 0.0) -> list[Finding]:
-    """Return a finding if the NLL or the whole objective, each per example, is still falling at the end; for `unit_nats` see
-    `Score.unit_nats`."""
+    """Return a finding if the NLL or the objective per example still falls at the end; for `unit_nats` see `Score.unit_nats`."""
     for name, values in (("NLL", nll), ("negative bound", objective)):
         gain = still_falling(values, MIN_GAIN_SHARES[name], unit_nats)
         if gain is not None:
@@ -163,8 +162,7 @@ and below 0.75 times in one case of 15."""
 
 
 def starts_elsewhere(given: Score, posteriors: Iterable[Posterior]) -> list[Finding]:
-    """Return a finding if the given network clearly beats a constant guess, but the posterior does not start at the network's
-    weights."""
+    """Return a finding if the given network clearly beats a constant guess, but the posterior does not start at it."""
     if given.guess is None or given.count < 8:
         return []
     if given.rmse is not None:
@@ -215,8 +213,7 @@ def kl_dwarfs(nll: Sequence[float], kl: float, start: Score | None = None, now: 
 
 
 def _chance(before: Sequence[float], after: Sequence[float], count: int, unpaired: float) -> float:
-    """Two standard errors of the mean difference between two scores of the same examples. If too few scores are known, the
-    argument `unpaired` is returned."""
+    """Two standard errors of the mean difference between scores of the same examples; `unpaired` if too few scores are known."""
     if len(before) != len(after) or len(before) < MIN_PAIRED_EXAMPLES:
         return unpaired
     apart = [last - first for first, last in zip(before, after, strict=True)]
@@ -328,8 +325,7 @@ def coverage_off(score: Score, held_out: bool) -> list[Finding]:
 
 
 def statistics_differ(training: float, now: Score) -> list[Finding]:
-    """Return a finding if the NLL of predictions is worse than the NLL in training, because predictions use BatchNorm statistics
-    averaged over draws."""
+    """Return a finding if predictions are worse than in training, because their BatchNorm statistics average over draws."""
     if now.nll - training < max(0.05, 0.1 * abs(training - now.unit_nats)):
         return []
     sentence = (
@@ -425,8 +421,7 @@ MAX_LABELS = 20
 
 
 def labels_as_numbers(likelihood: Likelihood | None, targets: Iterable[Tensor]) -> list[Finding]:
-    """Return a finding if the targets of a Gaussian likelihood look like class labels: integers 0 to K - 1, all of which
-    occur."""
+    """Return a finding if targets of a Gaussian likelihood look like class labels: integers 0 to K - 1 that all occur."""
     parts = [y.flatten() for y in targets if not y.is_floating_point()]
     if not isinstance(likelihood, Gaussian) or not parts:
         return []

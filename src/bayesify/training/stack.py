@@ -28,7 +28,7 @@ from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors.fixed import Varied
 from bayesify.running.runner import NO_BATCHING_RULE, SlowVmap, Vmaps
 from bayesify.training.batches import StackedBatch
-from bayesify.training.perceptrons import Perceptrons
+from bayesify.training.perceptrons import Perceptrons, run_all
 from bayesify.weights.module_state import swapped
 
 SEPARATOR = "|"
@@ -123,8 +123,7 @@ class ModelStack(nn.Module, Trainable):
         self._template[0].likelihood = None
 
     def _register(self, parameters: Sequence[dict[str, nn.Parameter]]) -> dict[str, str]:
-        """Stack the models' parameters, and the buffers in which models differ. Return a mapping from each tensor's name in a
-        model to the name of the stacked tensor."""
+        """Stack the models' parameters and the buffers in which they differ. Return the stacked names by the names in a model."""
         models, template = self._models, self._template[0]
         names: dict[str, str] = {}
         frozen: dict[str, list[Tensor]] = {}
@@ -161,8 +160,7 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def num_models(self) -> int | None:
-        """Number of models R; `None` if models share likelihoods, because parameters of shared likelihoods have no row per
-        model."""
+        """Number of models R; `None` if models share likelihoods, whose parameters have no row per model."""
         return None if self._shared else len(self)
 
     @property
@@ -269,7 +267,7 @@ class ModelStack(nn.Module, Trainable):
         """Outputs [R, B, O] of the models, each for its own rows [R, B, ...] and with one draw."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and fast.take(x, 1, weights[0]):
-            return fast.terms(x, weights)[0] if torch.is_grad_enabled() else fast.run(x, weights)
+            return run_all(x, fast, *weights)[0] if torch.is_grad_enabled() else fast.run(x, weights)
         template, values, found = self._template[0], self._values(), []
         for index, rows in enumerate(x):
             with swapped(template, {name: values[key][index] for name, key in self._names.items()}):
@@ -281,8 +279,7 @@ class ModelStack(nn.Module, Trainable):
         return self._scores(outputs, y, held_out=True)
 
     def _scores(self, outputs: Tensor, y: Tensor, held_out: bool = False) -> Tensor:
-        """For each row of each model, the density that training maximizes; if `held_out` is true, the held-out score instead:
-        [R, B]."""
+        """For each row of each model, [R, B], the density that training maximizes or, with `held_out`, the held-out score."""
         if self._own:
             score = partial(_score_alike, self._likelihoods, held_out)
             return torch.func.vmap(score)(outputs, y, {name: getattr(self, key) for name, key in self._own.items()})
@@ -300,13 +297,12 @@ class ModelStack(nn.Module, Trainable):
         return [own[key] for key in self._keys]
 
     def _by_products(self, batch: Batch, phase: Phase, num_data: int, num_draws: int) -> tuple[Tensor, Tensor] | None:
-        """Both terms of the perceptrons' objectives; `None` if the fast path cannot run, or if a value is not finite
-        (`_by_models` then reports it)."""
+        """Both terms of perceptrons' objectives; `None` if the fast path cannot run or a value is not finite (see `_by_models`)."""
         fast, weights = self._perceptrons, self._weights()
         if fast is not None and len(batch) <= num_data and isinstance(batch.x, Tensor):
             x = batch.x if isinstance(batch, StackedBatch) else batch.x.expand(len(self), *batch.x.shape)
             if fast.take(x, num_draws, weights[0]):
-                outputs, penalty = fast.terms(x, weights)
+                outputs, penalty = run_all(x, fast, *weights)
                 y = batch.y if isinstance(batch, StackedBatch) else batch.y.expand(len(self), *batch.y.shape)
                 scores = self._scores(outputs, y)  # [R, B]
                 mean = scores.mean(1) if batch.weights is None else (scores * batch.weights).mean(1)
@@ -324,8 +320,7 @@ class ModelStack(nn.Module, Trainable):
         return None
 
     def _by_models(self, batch: Batch, options: _Options, generator: Randomness) -> tuple[Tensor, Tensor]:
-        """Both terms of each model's objective, computed with `vmap`. If `vmap` fails or a term is not finite, the models run one
-        by one."""
+        """Both terms of each model's objective by `vmap`; one by one if `vmap` fails or a term is not finite."""
         sources = self._sources or source_of(generator)
         if self.loop_reason is not None:
             return self._one_by_one(batch, options, sources)
@@ -376,8 +371,7 @@ class ModelStack(nn.Module, Trainable):
     def _run(
         self, values: dict[str, Tensor], batch: Batch, options: _Options, noise: NoiseSource
     ) -> tuple[Tensor, Tensor]:
-        """Both terms of one model's objective, [S] each. A copy of the first model runs with this model's parameters and
-        buffers."""
+        """Both terms of one model's objective, [S] each, by a copy of the first model with this model's parameters and buffers."""
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
             found: tuple[Tensor, Tensor] = template.terms(batch, **options, generator=noise)

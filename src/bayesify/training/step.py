@@ -48,8 +48,7 @@ class Objective(nn.Module):
 def _terms_in_turn(
     bnn: Trainable, batch: Batch, num_data: int, num_draws: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Both terms of a network's objective, each averaged over draws. The gradient of a draw is taken before the next draw
-    runs."""
+    """Both terms of a network's objective, averaged over draws. A draw's gradient is taken before the next draw runs."""
     assert isinstance(bnn, BayesianNetwork)
     draws = bnn.draw(num_draws, generator=generator, num_data=num_data).materialize()
     names, kl = list(draws.weights), draws.kl.detach()
@@ -234,8 +233,7 @@ class Step:
             parameter.grad = None
 
     def _backward(self, phase: Phase, part: Part, size: int, kl_weight: float, last: bool) -> tuple[Tensor, Tensor]:
-        """Add the gradients of a batch. Return the batch's mean log-likelihood times its number of examples, and the batch's
-        share of the KL."""
+        """Add a batch's gradients. Return its mean log-likelihood times its number of examples, and its share of the KL."""
         batch, own, whole = part
         with nullcontext() if last else self.processes.without_sync(self.objective):
             with self.autocast():
@@ -297,8 +295,7 @@ class Step:
             self._captured.begin()
 
     def end(self) -> str:
-        """End the run and undo the changes that capturing made to the optimizer. Return the reason why steps were not captured,
-        or an empty string."""
+        """End the run, and undo the changes to the optimizer. Return the reason why steps were not captured, or an empty text."""
         if self._graph_optimizer is not None:
             self._graph_optimizer.end()
         return (

@@ -48,8 +48,7 @@ class TrainingTask:
     point: BayesianNetwork[Any] | None = None
 
     def batches(self) -> list[Batch]:
-        """All batches of the loader, without examples of weight 0. Reading the batches leaves the caller's global generators
-        unchanged."""
+        """All batches of the loader, without examples of weight 0. The caller's global generators stay unchanged."""
         with own_generators():
             found = [parse_batch(item).weighed() for item in self.loader]
         return [batch for batch in found if len(batch)]

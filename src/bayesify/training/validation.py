@@ -25,8 +25,7 @@ MAX_GUESSED_EXAMPLES = 4096
 
 
 def validated(model: Trainable, owner: str = "fit") -> Predictor:
-    """The predictor of a model in training, which is the model itself or its module; raises `TypeError` if neither is a
-    predictor."""
+    """The predictor of a model in training: the model itself or its module. Raises `TypeError` if neither is one."""
     for part in (model, model.module):
         if isinstance(part, Predictor):
             return part
@@ -94,8 +93,7 @@ class Totals:
         return stretch * (y - prediction.mean).abs() <= HALF_WIDTH_STDS * (noise + spread / rest).sqrt()
 
     def means(self) -> dict[str, float]:
-        """The NLL per example, and further scores: for a classification, the accuracy; for a regression, the RMSE and the share
-        of targets inside their 90 % intervals."""
+        """The NLL per example and, for classes, the accuracy; for numbers, the RMSE and the coverage of 90 % intervals."""
         mean = self.score_sum / self.total
         if self.name == "accuracy":
             return {"nll": self.nll / self.total, "accuracy": mean}
@@ -112,8 +110,7 @@ class Totals:
         return Score(means["nll"], means.get("accuracy"), self.count, rmse, self._guess(), **known)
 
     def _guess(self) -> float | None:
-        """Score of the best constant guess: for classes, the entropy of the labels in nats; for numbers, the RMSE of the targets'
-        mean."""
+        """Score of the best constant guess: the entropy of the labels in nats, or the RMSE of the targets' mean."""
         if not self._targets:
             return None
         targets = torch.cat(self._targets)
@@ -129,8 +126,7 @@ class Totals:
 def validate(
     predict: Callable[[Any], Predictive], loader: Iterable[Any], device: torch.device, reader: BatchReader | None = None
 ) -> Totals:
-    """Scores of predictions for the batches of a validation loader, weighted by example weights. Raises `ValueError` if
-    there are no batches, or if a batch is not valid."""
+    """Weighted scores of predictions for a validation loader. Raises `ValueError` if there is no batch or an invalid one."""
     totals = Totals()
     for index, item in enumerate(loader):
         try:

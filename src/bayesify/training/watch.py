@@ -29,8 +29,7 @@ from bayesify.training.validation import Totals, predict_plain, validated
 from bayesify.weights.catalog import put_in
 
 MAX_WINDOWS = 96
-"""Maximum number of windows of steps in which the objective is recorded. When this number is reached, neighboring windows are
-merged in pairs."""
+"""Maximum number of windows of steps in which the objective is recorded. Then neighboring windows are merged in pairs."""
 MIN_WATCHED_STEPS = 10
 """In runs with fewer steps than this, only the objective is watched."""
 MAX_SCORED_EXAMPLES = 512
@@ -77,8 +76,7 @@ class Trace:
         return sums.clone() if self._earlier is None else self._earlier + sums
 
     def read(self) -> tuple[list[float], list[float]]:
-        """Two lists (the NLL per example, and the KL), both averaged over models, with one entry for each window in which a step
-        was taken. Reading the lists waits for the device."""
+        """NLL per example and KL, both averaged over models, of each window with a step. Reading them waits for the device."""
         if not self.marks:
             return [], []
         totals = torch.stack([total for total, _ in self.marks]).double().cpu()  # [W, 4] or [W, 4, R]
@@ -139,8 +137,7 @@ class Watch:
     # -- while it runs ---------------------------------------------------------------------------------------------
 
     def begin(self, score: Callable[[Callable[[Any], Predictive]], Score] | None = None) -> None:
-        """Begin a new run, not a continued one. `score` takes a prediction function and returns the validation scores of its
-        predictions."""
+        """Begin a new run. `score` takes a prediction function and returns the validation scores of its predictions."""
         network: nn.Module | None = None
         if self._looks:
             with self._aside():
@@ -325,8 +322,7 @@ def _settled(held_out: list[float]) -> bool:
 
 
 def start_network(model: Trainable) -> nn.Module | None:
-    """The network with which results are compared: the network that was made Bayesian, or the mean of a posterior that was
-    trained before."""
+    """The network to compare with: the one that was made Bayesian, or the mean of a posterior that was trained before."""
     bnn = model.module
     if not isinstance(bnn, BayesianNetwork) or bnn.likelihood is None:
         return None
@@ -364,8 +360,7 @@ def score_batches(model: Trainable, batches: Sequence[Batch], device: torch.devi
 
 
 def member_nll(bnn: BayesianNetwork, batches: Sequence[Batch], device: torch.device) -> list[float]:
-    """NLL per example of each distinct draw. The result is empty if the posterior has only one distinct draw, or infinitely
-    many."""
+    """NLL per example of each distinct draw; empty if the posterior has only one distinct draw, or infinitely many."""
     count, likelihood = bnn.num_distinct_draws, bnn.likelihood
     if count is None or count < 2 or likelihood is None:
         return []

@@ -123,16 +123,14 @@ class KeptStatistics:
         return cls(seed, checksum_of(modules, values), values)
 
     def hold(self, *modules: nn.Module) -> bool:
-        """Whether the modules have the same parameters and buffers as when this object was made. In this case, the statistics are
-        still valid."""
+        """Whether the modules still have the parameters and buffers for which the statistics are valid."""
         return self.checksum == checksum_of(modules, self.values)
 
     def __len__(self) -> int:
         return len(next(iter(self.values.values())))
 
     def buffers(self, num_draws: int) -> list[dict[str, Tensor]]:
-        """For each of the first `num_draws` draws, copies of its buffers by name. The buffers are copies, because a pass in
-        training mode changes buffers in place."""
+        """Buffers by name, for each of the first `num_draws` draws, as copies, because training mode changes buffers in place."""
         copied = {name: value[:num_draws].clone() for name, value in self.values.items()}
         return [{name: value[index] for name, value in copied.items()} for index in range(num_draws)]
 

@@ -141,15 +141,9 @@ class Layer:
 
     def from_matrix(self, matrix: Tensor) -> dict[str, Tensor]:
         """The weights' values by name, taken from the matrix `[W b]`, [*batch, rows, cols]."""
-        if len(self.weights) == 1:
-            return {self.weights[0].name: self.weights[0].from_matrix(matrix)}
-        found: dict[str, Tensor] = {}
-        first = 0
-        for weight in self.weights:
-            columns = weight.matrix_shape[1]
-            found[weight.name] = weight.from_matrix(matrix.narrow(-1, first, columns))
-            first += columns
-        return found
+        sizes = [weight.matrix_shape[1] for weight in self.weights]
+        parts = matrix.split(sizes, dim=-1) if len(sizes) > 1 else [matrix]
+        return {weight.name: weight.from_matrix(part) for weight, part in zip(self.weights, parts, strict=True)}
 
 
 @dataclass
@@ -206,8 +200,7 @@ def catalog(network: nn.Module) -> Catalog:
 
 
 def _check_functions(network: nn.Module) -> None:
-    """Raise `ValueError` for functions that refer to a module of the network, because a copy of the network would run the
-    original module."""
+    """Raise `ValueError` for functions that refer to a module of the network; see `catalog`."""
     paths = {id(part): path for path, part in network.named_modules()}
     for path, part in network.named_modules():
         for name, value in vars(part).items():
@@ -278,8 +271,7 @@ def _describe(module: nn.Module, owner: str, leaf: str, name: str, tensor: Tenso
 
 
 def group_layers(weights: Iterable[Weight]) -> tuple[Layer, ...]:
-    """Group weights by linear map. In a layer, the weight comes before the bias; layers are in the order of their first
-    weights."""
+    """Group weights by linear map, the weight before the bias. Layers are in the order of their first weights."""
     layers: dict[str, list[Weight]] = {}
     for weight in weights:
         layers.setdefault(weight.layer if weight.kind in ("matrix", "lookup") else weight.name, []).append(weight)

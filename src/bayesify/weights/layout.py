@@ -39,11 +39,7 @@ class NetworkLayout:
 
     def cast(self, weights: MutableMapping[str, Tensor], *, spread: bool = False) -> MutableMapping[str, Tensor]:
         """Give drawn weights [S, *shape] the units, padding rows, types and memory layouts of the network's own weights, in place.
-
-        Args:
-            weights: Drawn weights by name.
-            spread: Whether the weights are variances, which are 0 in padding rows.
-        """
+        With `spread`, the weights are variances, which are 0 in padding rows."""
         for name in [name for name in self.units if name in weights]:
             weight, unit = weights[name], self.units[name]
             factor = unit**2 if spread else unit
@@ -80,10 +76,6 @@ class PlacedWeights(MutableMapping[str, Tensor]):
 
     Creating a tensor costs about 1 µs on the host, and a large network needs hundreds of tensors per draw. Tensors are therefore
     created lazily. A pass that needs only one draw gets tensors that never had an axis of draws.
-
-    Args:
-        names: Names of the weights.
-        places: Place of each weight in memory.
     """
 
     def __init__(self, names: Sequence[str], places: Sequence[Place]) -> None:

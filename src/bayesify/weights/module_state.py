@@ -26,8 +26,7 @@ def describe(shape: torch.Size, dtype: torch.dtype) -> str:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """A module's `state_dict`, with packed masks. Slashes in names, which stand for dots, become dots again. Raises `TypeError`
-    if an entry of the state is not a tensor."""
+    """A module's `state_dict`, with packed masks and dotted names. Raises `TypeError` for an entry that is not a tensor."""
     state: dict[str, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         if not isinstance(value, Tensor):
@@ -93,8 +92,7 @@ def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def prefixed(**parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """One state that joins the states of several parts; the name of each part becomes the prefix of its entries. It is the
-    inverse of `below`."""
+    """One state that joins the states of several parts, with their names as prefixes; the inverse of `below`."""
     return {f"{part}.{name}": value for part, state in parts.items() for name, value in state.items()}
 
 

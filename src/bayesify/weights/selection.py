@@ -17,14 +17,11 @@ def select(
     A selector is a dotted name of a module or parameter, a glob over dotted names whose `*` crosses dots, the name of a
     module's class or of one of its bases, a module object, or `None` for everything. If a module matches, the selector gets all
     weights of the module and its submodules. Scale and shift of normalization layers stay point estimates unless the selector
-    names them or matches nothing else. Frozen parameters always stay point estimates.
+    names them or matches nothing else. Frozen parameters always stay point estimates. Raises `ValueError` if a selector gets no
+    weight.
 
-    Returns:
-        Pairs of a selector and its weights, in the order of the selectors. The second result maps the name of each remaining
-        weight to the reason why the weight stays a point estimate.
-
-    Raises:
-        ValueError: If a selector gets no weight.
+    The result has pairs of a selector and its weights, in the order of the selectors. It also has a mapping from the name of each
+    remaining weight to the reason why the weight stays a point estimate.
     """
     free = catalog.trainable
     taken: list[tuple[str | None, list[Weight]]] = []
@@ -70,14 +67,11 @@ def _match(
     matched, asked = set(), set()
     for alias, name in first.items():
         parents = [alias[:cut] for cut in range(len(alias)) if alias[cut] == "."] + [""]
-        if any(parent in hits for parent in parents):
+        named = isinstance(selector, str) and (fnmatchcase(alias, selector) if glob else alias == selector)
+        if named or not hits.isdisjoint(parents):
             matched.add(name)
-            if not glob and alias.rpartition(".")[0] in hits:
-                asked.add(name)
-        if isinstance(selector, str) and (fnmatchcase(alias, selector) if glob else alias == selector):
-            matched.add(name)
-            if not glob:
-                asked.add(name)
+        if not glob and (named or alias.rpartition(".")[0] in hits):
+            asked.add(name)
     return matched, asked
 
 

@@ -187,19 +187,8 @@ class LocalWeight(StructuredWeight):
             raise UsedAgain(self.static_[-1])
 
 
-_METADATA = {
-    Tensor.size,
-    Tensor.dim,
-    Tensor.numel,
-    Tensor.nelement,
-    Tensor.is_floating_point,
-    Tensor.is_complex,
-    Tensor.stride,
-    Tensor.__len__,
-    Tensor.is_contiguous,
-    Tensor.__repr__,
-    torch.is_floating_point,
-}
+_METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.is_floating_point, Tensor.is_complex}
+_METADATA |= {Tensor.stride, Tensor.__len__, Tensor.is_contiguous, Tensor.__repr__, torch.is_floating_point}
 
 
 def plain(tree: Any) -> Any:
