@@ -22,6 +22,11 @@ from bayesify.predictive.gaussian import DenseSpread, SharedBasis, Spread
 from bayesify.running.memory import in_words
 from bayesify.weights.catalog import Layer, Weight, group_layers
 
+MIN_SKETCHED_WEIGHTS = 1024
+"""Smallest number of weights whose curvature is tested for a low rank. The eigenvectors of fewer weights take a second."""
+MAX_RELATIVE_REST = 0.25
+"""An eigenvalue counts as 0 if it is at most this multiple of the machine precision, relative to the largest eigenvalue."""
+
 
 class WeightCovariance(ABC):
     r"""The covariance $(H + c \operatorname{diag}\delta)^{-1}$ of a subset of S weights, where H is the curvature and c is a
@@ -128,8 +133,8 @@ class FullCovariance(WeightCovariance):
 
     @property
     def has_low_rank(self) -> bool:
-        """Whether the rank of H is low enough to compute its eigenvectors with `low_rank_eigh`."""
-        return self.rank is not None and 3 * self.rank <= len(self.prior)
+        """Whether the known bound on the rank of H is low enough to compute its eigenvectors with `low_rank_eigh`."""
+        return self.rank is not None and 2 * self.rank <= len(self.prior) and self.prior.device.type != "mps"
 
     @property
     def held(self) -> int:
@@ -150,26 +155,38 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor]:
-        r"""The eigenvalues $\Lambda$ and $\delta^{-1/2} Q$, where $\delta^{-1/2} H \delta^{-1/2} = Q \Lambda Q^\top$."""
+        r"""Eigenvalues $\Lambda$, [R], and $B = \delta^{-1/2} Q$, [S, R], with $\delta^{-1/2} H \delta^{-1/2} = Q \Lambda Q^\top$.
+
+        If H has a low rank, eigenvalues of 0 are left out, so that R is below S. Both tensors are then in float64.
+        """
         root = self.prior.rsqrt()
         what = f"Laplace: the curvature of {len(self.prior)} weights"
         scaled = root[:, None] * self.curvature * root
-        low = self.rank if self.has_low_rank else None
-        values, vectors = stable_eigh(scaled, what) if low is None else low_rank_eigh(scaled, low, what)
+        found = low_rank_eigh(scaled, self.rank if self.has_low_rank else None, what)
+        values, vectors = stable_eigh(scaled, what) if found is None else found
         return values.clamp_min(0), root[:, None] * vectors
+
+    def times(self, ratio: float) -> Self:
+        """A copy with all curvatures multiplied by a ratio. Eigenvectors that were already computed are used again."""
+        other = self.rescaled(self.factor)
+        other.curvature = self.curvature * ratio
+        vars(other).pop("_eigen_by_columns", None)
+        if "_eigen" in vars(self):
+            vars(other)["_eigen"] = ratio * self._eigen[0], self._eigen[1]
+        return other
 
     def diagonalize(self) -> bool:
         """Whether there are at most `MAX_DIAGONALIZED_WEIGHTS` weights. If so, the eigendecomposition is computed."""
         return len(self.prior) <= MAX_DIAGONALIZED_WEIGHTS and self._eigen is not None
 
     def spectrum(self) -> Tensor:
-        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [S]. The eigenvalues do not depend on the factor and are stored with
-        the eigenvectors."""
+        r"""Eigenvalues of $\delta^{-1/2} H \delta^{-1/2}$, [R]. Eigenvalues of 0 may be left out. The eigenvalues do not depend on
+        the factor and are stored with the eigenvectors."""
         return self._eigen[0]
 
     def in_eigenbasis(self, gradient: Tensor) -> Tensor:
-        r"""A gradient g with respect to the weights, in the basis of `spectrum`: $Q^\top \delta^{-1/2} g$, [S]."""
-        return gradient @ self._eigen[1]
+        r"""A gradient g with respect to the weights, in the basis of `spectrum`: $Q^\top \delta^{-1/2} g$, [R]."""
+        return gradient.to(self._eigen[1]) @ self._eigen[1]
 
     def outputs(self, gradients: Gradients, factors: list[float] | None = None) -> Tensor:
         if factors is None:
@@ -177,10 +194,30 @@ class FullCovariance(WeightCovariance):
             return white @ white.mT.contiguous()  # batched products with transposed views are slow on ARM
         if not self.diagonalize():
             return torch.stack([self.rescaled(factor).outputs(gradients) for factor in factors])
-        values, basis = self._eigen
-        turned = (self._rows(gradients) @ basis).movedim(1, 0)
-        columns = turned.mT.contiguous()
-        return torch.stack([(turned / (values + factor)) @ columns for factor in factors])
+        basis = self._eigen[1]
+        rows = self._rows(gradients).to(basis).movedim(1, 0)  # [B, K, S]
+        if not self._is_partial:
+            return self._by_factor(rows @ basis, None, factors)
+        scaled = rows * self.prior.rsqrt()
+        return self._by_factor(rows @ basis, scaled @ scaled.mT.contiguous(), factors)
+
+    @property
+    def _is_partial(self) -> bool:
+        """Whether eigenvalues of 0 are left out."""
+        return len(self._eigen[0]) < len(self.prior)
+
+    def _by_factor(self, turned: Tensor, prior: Tensor | None, factors: list[float]) -> Tensor:
+        r"""Covariances of the outputs for each factor c, [C, B, K, K].
+
+        With the Jacobians $T = J B$ in the eigenbasis, [B, K, R], a covariance is $T (\Lambda + c)^{-1} T^\top$. If eigenvalues of
+        0 are left out, it is $(P - T \Lambda (\Lambda + c)^{-1} T^\top) / c$ with the prior covariance $P = J \delta^{-1} J^\top$,
+        [B, K, K]. The difference is taken in float64, because training rows have nearly all of P removed.
+        """
+        values, columns = self._eigen[0], turned.mT.contiguous()
+        if prior is None:
+            return torch.stack([(turned / (values + factor)) @ columns for factor in factors])
+        found = [(prior - (turned * (values / (values + factor))) @ columns) / factor for factor in factors]
+        return torch.stack(found).to(self.prior)
 
     @cached_property
     def _whitening(self) -> Tensor:
@@ -192,18 +229,22 @@ class FullCovariance(WeightCovariance):
 
     @cached_property
     def _eigen_by_columns(self) -> Tensor:
-        """The eigenvectors, [D, K, S]; the first two axes are the columns and rows of the last layer's `[W b]`."""
+        """The matrix B of `_eigen`, [D, K, R]; the first two axes are the columns and rows of the last layer's `[W b]`."""
         return self._eigen[1][matrix_order(self.subset, self.layer).T.to(self.prior.device)]
 
     def across_positions(self, a: Tensor, factors: list[float] | None = None) -> Tensor:
         if factors is not None and not self.diagonalize():
             return torch.cat([self.rescaled(factor).across_positions(a) for factor in factors])
         basis = self._whitening if factors is None else self._eigen_by_columns
-        turned = (a.to(basis) @ basis.flatten(1)).reshape(len(a), -1, basis.shape[-1])  # [B, T K, S]
-        columns = turned.mT.contiguous()
+        a = a.to(basis)
+        turned = (a @ basis.flatten(1)).reshape(len(a), -1, basis.shape[-1])  # [B, T K, R]
         if factors is None:
-            return (turned @ columns).unsqueeze(0)
-        return torch.stack([(turned / (self._eigen[0] + factor)) @ columns for factor in factors])
+            return (turned @ turned.mT.contiguous()).unsqueeze(0)
+        if not self._is_partial:
+            return self._by_factor(turned, None, factors)
+        variances = 1 / self.prior[matrix_order(self.subset, self.layer).to(self.prior.device)].to(basis)  # [K, D]
+        prior = torch.diag_embed(torch.einsum("btd,bsd,kd->btsk", a, a, variances)).transpose(2, 3)
+        return self._by_factor(turned, prior.reshape(*turned.shape[:2], -1), factors)
 
     def _rows(self, gradients: Gradients) -> Tensor:
         """Gradients with respect to the weights that the curvature covers: [K, B, S]."""
@@ -230,7 +271,7 @@ class FullCovariance(WeightCovariance):
 
     def log_det_ratio(self) -> Tensor:
         if "_eigen" in self.__dict__ or len(self.prior) <= 512:
-            return (self._eigen[0] / self.factor).log1p().sum()
+            return (self._eigen[0] / self.factor).log1p().sum().to(self.prior)
         factor, prior = self._widened(self._factor.diagonal()), self._widened(self.prior)
         return (2 * factor.log().sum() - (self.factor * prior).log().sum()).to(self.prior)
 
@@ -238,21 +279,26 @@ class FullCovariance(WeightCovariance):
         return {"curvature": self.curvature}
 
 
-def low_rank_eigh(matrix: Tensor, rank: int, what: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues [S] and eigenvectors [S, S] of a matrix whose rank is at most R, in O(S^2 R) operations.
+def low_rank_eigh(matrix: Tensor, rank: int | None, what: str) -> tuple[Tensor, Tensor] | None:
+    """Eigenvalues [R] and eigenvectors [S, R], in float64, of a positive semidefinite matrix of low rank, in O(S^2 R) operations.
 
-    Products with R random vectors span the range of the matrix (Halko et al. 2011). A QR decomposition completes the
-    basis with vectors of eigenvalue 0. The results equal those of `stable_eigh`, except for rounding errors and the
-    order of the eigenvalues.
+    Products with R random vectors span the range of the matrix (Halko et al. 2011). R is a known bound on the rank. If no bound
+    is given, R is a quarter of S, and the result is `None` if the rank may be larger. The rank counts eigenvalues above the
+    rounding error of the matrix. The curvature of a trained classifier often has a low rank, because confident predictions have
+    almost no curvature.
     """
+    size = len(matrix) // 4 if rank is None else rank
+    if rank is None and (len(matrix) < MIN_SKETCHED_WEIGHTS or matrix.device.type == "mps"):
+        return None
     wide = widened(matrix)
     generator = torch.Generator(matrix.device).manual_seed(0)
-    probes = torch.randn(len(matrix), rank, generator=generator, dtype=wide.dtype, device=matrix.device)
+    probes = torch.randn(len(matrix), size, generator=generator, dtype=wide.dtype, device=matrix.device)
     span = torch.linalg.qr(wide @ probes).Q  # [S, R]
     values, turned = stable_eigh(span.T @ wide @ span, what)
-    vectors = torch.linalg.qr(span @ turned, mode="complete").Q
-    zeros = values.new_zeros(len(matrix) - rank)
-    return torch.cat([values, zeros]).to(matrix), vectors.to(matrix)
+    noise = MAX_RELATIVE_REST * torch.finfo(matrix.dtype).eps * values[-1]
+    if rank is None and not values[size // 10] <= noise:
+        return None
+    return values, span @ turned
 
 
 class MarginalCovariance(FullCovariance):

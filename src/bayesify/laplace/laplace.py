@@ -99,8 +99,8 @@ MAX_QUIET_OPERATIONS = 2e8
 """Largest product of the left-out rows and the cubed number of outputs for which `fit` chooses a precision without a warning."""
 MAX_QUIET_WEIGHTS = 3000
 """Largest number of weights for which `fit` chooses a full covariance by default without a warning. There is also no
-warning if the number of examples times outputs is at most a third of the number of weights. Diagonalizing the curvature
-of 4,810 weights takes 57 s on one ARM core."""
+warning if the number of examples times outputs is at most half the number of weights. Diagonalizing the curvature of
+4,810 weights takes 57 s on one ARM core, and a fifth of that if its rank turns out to be low."""
 
 STORED_CHOICES = {
     "default_precision": "_default",
@@ -275,6 +275,7 @@ class Laplace(Drawable):
         self._derivatives: dict[tuple[str, ...], Jacobians] = {}
         self.data = DataTerm()
         self.outputs_per_example = 1
+        self._rank_per_example = 0  # bound on the rank of an example's curvature, 0 if unknown
 
     # -- fitting ---------------------------------------------------------------------------------------------------------
 
@@ -325,7 +326,7 @@ class Laplace(Drawable):
             outputs = seen[0] if seen else select_output(self._runner.call({}, *few), self.output)
         self._check_outputs(outputs, first)
         variance = self._start_noise(examples, outputs.shape[1] if outputs.ndim == 2 else 1)
-        self.outputs_per_example = outputs[0].numel()
+        self._count_outputs(outputs)
         self.subset = Subset.of_flat(self.weights, self.selector.select(candidates).cpu())
         self.remarks = (*chosen_for, *candidates.remarks)
         if self._default:
@@ -340,6 +341,12 @@ class Laplace(Drawable):
             self._find_noise(examples, first.x)
         self._report_untrained()
         return self
+
+    def _count_outputs(self, outputs: Tensor) -> None:
+        """Store the number of outputs of an example, and how many are independent: K - 1 of the logits of K classes."""
+        axis, count = self.likelihood.logit_axis(outputs.ndim), outputs[0].numel()
+        self.outputs_per_example = count
+        self._rank_per_example = count if axis is None else count - count // outputs.shape[axis]
 
     def _report_untrained(self) -> None:
         remedy = "train the network first, which Laplace does not do; check inputs and targets"
@@ -462,7 +469,7 @@ class Laplace(Drawable):
         quiet = self.subset.size <= MAX_QUIET_WEIGHTS or self.device.type != "cpu" or not self._chooses
         if isinstance(posterior, FullCovariance) and not quiet and not posterior.has_low_rank:
             warnings.warn(
-                f"Laplace.fit: a full covariance over all {self.subset.size:,} weights takes a minute or more on one "
+                f"Laplace.fit: a full covariance over all {self.subset.size:,} weights can take a minute or more on one "
                 "CPU core; to save time, give subset='last_layer', which takes seconds",
                 stacklevel=5,
             )
@@ -847,7 +854,7 @@ class Laplace(Drawable):
         else:
             found = from_curvature(self.covariance, subset, curvature, self._prior(subset))
         if isinstance(found, FullCovariance):
-            found.rank = self.data.num_data * self.outputs_per_example
+            found.rank = self.data.num_data * (self._rank_per_example or self.outputs_per_example)
         return found
 
     def _prior(self, subset: Subset) -> Tensor:
@@ -1323,10 +1330,11 @@ class Laplace(Drawable):
             )
         ratio = float(likelihood.noise.detach()) / variance
         likelihood.set_noise(variance)
-        rescaled = type(posterior)(posterior.subset, posterior.curvature * ratio, posterior.prior)
-        if isinstance(rescaled, FullCovariance) and isinstance(posterior, FullCovariance):
-            rescaled.rank = posterior.rank
-        self.posterior = rescaled.rescaled(posterior.factor)
+        if isinstance(posterior, FullCovariance):
+            self.posterior = posterior.times(ratio)
+        else:
+            rescaled = DiagonalCovariance(posterior.subset, posterior.curvature * ratio, posterior.prior)
+            self.posterior = rescaled.rescaled(posterior.factor)
         self.data.log_likelihood = -0.5 * (
             self._num_outputs * math.log(2 * math.pi * variance) + self.data.squared_error / variance
         )
