@@ -119,7 +119,6 @@ def batch_bald(
 
 
 def _log_probs_of_one_label(predictive: ClassificationPredictive, size: int) -> Tensor:
-    """Log-probabilities [S, N, C] of examples with one label each."""
     log_probs = predictive.draw_log_probs
     if log_probs.ndim == 4 and log_probs.shape[2] == 1:
         log_probs = log_probs.squeeze(2)

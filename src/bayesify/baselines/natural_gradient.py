@@ -51,7 +51,7 @@ class LayerPass:
         output: str | int | None,
     ) -> None:
         self.weights = {name: value.detach().requires_grad_() for name, value in weights.items()}
-        self.inputs = inputs
+        self.runner, self.inputs, self.output = runner, inputs, output
         self.used: set[str] = set()  # names of the weights on which the loss depends; set by `pull`
         self._trace = trace(
             runner,
@@ -86,6 +86,20 @@ class LayerPass:
         """Gradients of `sum(vector * outputs)` with respect to the layers' outputs. The vector has the shape of the outputs."""
         return self._trace.pull(vector.unsqueeze(0))
 
+    def general_squares(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Squared gradients of weights without a rule, summed over examples, which run one by one. Call `pull` first."""
+        runner, weights = self.runner, {name: value.detach() for name, value in self.weights.items()}
+        fixed = {
+            alias: value
+            for name, value in weights.items()
+            for alias in (name, *runner.weights[name].aliases)
+            if name not in names
+        }
+        inner = Runner(runner.network, runner.weights, {**runner.point_values, **fixed})
+        wanted = {name: weights[name] for name in names}
+        found = example_gradients(inner, wanted, *self.inputs, self.at_outputs.unsqueeze(0), self.output)
+        return {name: as_float(value[0]).square().sum(0) for name, value in found.items()}
+
 
 def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, Rule]:
     """Rules for per-example gradients, keyed by the names of the layers that own some of the weights and have a rule.
@@ -99,22 +113,6 @@ def layer_rules(network: nn.Module, weights: Mapping[str, Weight]) -> dict[str, 
         if not weight.aliases and not isinstance(module, _BatchNorm) and (rule := rule_for(module)) is not None:
             found.setdefault(path, rule)
     return found
-
-
-def general_squares(
-    runner: Runner, seen: LayerPass, names: Sequence[str], output: str | int | None
-) -> dict[str, Tensor]:
-    """Squared gradients of weights without a rule, summed over examples, which run one by one. Call `LayerPass.pull` first."""
-    fixed = {
-        alias: value.detach()
-        for name, value in seen.weights.items()
-        for alias in (name, *runner.weights[name].aliases)
-        if name not in names
-    }
-    wanted = {name: seen.weights[name].detach() for name in names}
-    inner = Runner(runner.network, runner.weights, {**runner.point_values, **fixed})
-    found = example_gradients(inner, wanted, *seen.inputs, seen.at_outputs.unsqueeze(0), output)
-    return {name: as_float(value[0]).square().sum(0) for name, value in found.items()}
 
 
 FIT_OPTIONS = frozenset(
@@ -252,10 +250,8 @@ class NaturalGradient(ABC):
     def config(self) -> dict[str, Any]:
         """All arguments as plain data, except the network."""
         kept = ("learning_rate", "momentum", "decay", "num_draws", "kl_weight", *self.options)
-        own = {
-            "trainer": type(self).__name__,
-            "point_learning_rate": [self.point_learning_rate] if self._points else [],
-        }
+        rates = [self.point_learning_rate] if self._points else []
+        own = {"trainer": type(self).__name__, "point_learning_rate": rates}
         return own | {key: getattr(self, key) for key in kept}
 
 

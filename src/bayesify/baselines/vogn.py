@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesify.baselines.natural_gradient import (
-    MAX_GRADIENT_BYTES,
-    Changes,
-    LayerPass,
-    LayerwiseTrainer,
-    Moments,
-    general_squares,
-)
+from bayesify.baselines.natural_gradient import MAX_GRADIENT_BYTES, Changes, LayerPass, LayerwiseTrainer, Moments
 from bayesify.jacobians.trace import Use
 from bayesify.maths.gamma import as_float
 from bayesify.posteriors.mean_field import MeanField
@@ -85,8 +78,7 @@ class VOGN(LayerwiseTrainer):
                 second_moments[name] = found.view(value.shape) / batch
         if general:
             self._check_uncoupled(general[0])
-            squares = general_squares(self._runner, seen, general, self.bnn.output)
-            second_moments |= {name: value / batch for name, value in squares.items()}
+            second_moments |= {name: value / batch for name, value in seen.general_squares(general).items()}
         return {"second_moments": second_moments}
 
     def _check_uncoupled(self, name: str) -> None:

@@ -10,17 +10,11 @@ if TYPE_CHECKING:
     from bayesify.compare.question import Question
     from bayesify.tables.errors import InputError
 
-HOMES = {
-    "Comparison": "bayesify.compare.comparison",
-    "InputError": "bayesify.tables.errors",
-    "Question": "bayesify.compare.question",
-    "compare": "bayesify.compare.comparison",
-}
 __all__ = ["Comparison", "InputError", "Question", "compare"]
 
 
 def __getattr__(name: str) -> Any:
     # Load on demand, because the command line imports this package to show its help.
-    if name not in HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(HOMES[name]), name)
+    return getattr(import_module("bayesify.compare.comparison"), name)  # it imports all of these names

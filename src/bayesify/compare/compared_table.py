@@ -154,7 +154,6 @@ def read_compared_table(question: Question) -> ComparedTable:
 
 
 def _check_columns(question: Question, source: Source) -> str:
-    """Check that the columns named in the settings `question` exist, and return the name of the target."""
     frame, where, group, time = source.frame, source.where, question.group, question.time
     if len(frame) < MIN_ROWS:
         raise InputError(

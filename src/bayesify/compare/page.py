@@ -1,7 +1,5 @@
 """The report of a comparison: one self-contained HTML page with figures of each method."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Splits of a table's rows into training, calibration and test rows. Rows are split at random, in whole groups, or by time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -63,9 +61,8 @@ def make_parts(
         raise InputError(f"only {len(values)} rows have a target; a comparison needs at least {MIN_ROWS} rows")
     if times is not None:
         return _by_time(times, index)
-    generator = np.random.default_rng(
-        derive_seed(seed, "split", index if standard else index // count_folds(len(values)))
-    )
+    repetition = index if standard else index // count_folds(len(values))
+    generator = np.random.default_rng(derive_seed(seed, "split", repetition))
     if standard:
         rest, test = standard[index]
         return _calibrated(rest[_dealt(values[rest], generator, classes)], test)

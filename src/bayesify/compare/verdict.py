@@ -194,7 +194,6 @@ def _more(nats: float) -> str:
 
 
 def _size_of_error(row: MethodRow, summary: Summary, target: str, classes: Sequence[str]) -> list[str]:
-    """Sentences that compare a method's errors with the errors of a constant guess."""
     constant = summary.row("constant")
     if summary.task == "regression":
         told = f"The typical error of {words_of(row)} is {significant(row.means['rmse'] or 0.0)}"

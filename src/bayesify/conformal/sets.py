@@ -110,7 +110,6 @@ class Sets(Rule):
         return found
 
     def _scores(self, probs: Tensor) -> Tensor:
-        """Scores of every class of every row, [n, C]."""
         if self.score == "probability":
             return 1 - probs
         ranked, order = probs.sort(dim=1, descending=True, stable=True)

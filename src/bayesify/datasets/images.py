@@ -1,7 +1,5 @@
 """Image classification sets, read from a folder or downloaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,7 +42,7 @@ class Images:
                 )
 
     @checked
-    def first(self, num_train: Count | None = None, num_test: Count | None = None) -> Images:
+    def first(self, num_train: Count | None = None, num_test: Count | None = None) -> "Images":
         """The set with only the first images of each part. If no number is given for a part, all its images are used."""
         train = self.train_images[:num_train], self.train_labels[:num_train]
         return Images(self.name, *train, self.test_images[:num_test], self.test_labels[:num_test])

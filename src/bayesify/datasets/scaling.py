@@ -1,8 +1,7 @@
 """Standardization by the statistics of training data only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -23,13 +22,13 @@ class Standardization(Plain):
     std: np.ndarray
 
     @classmethod
-    def identity(cls, columns: int) -> Standardization:
+    def identity(cls, columns: int) -> Self:
         """A standardization that leaves the columns of tables unchanged."""
         return cls(np.zeros((1, columns)), np.ones((1, columns)))
 
     @classmethod
     @checked
-    def of(cls, train: np.ndarray, axes: tuple[int, ...] = (0,)) -> Standardization:
+    def of(cls, train: np.ndarray, axes: tuple[int, ...] = (0,)) -> Self:
         """The standardization of training data.
 
         Args:

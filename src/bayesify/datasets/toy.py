@@ -1,7 +1,5 @@
 """Small synthetic problems with their ground truth."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,7 +35,7 @@ class Regression:
     noise: float
     gap: tuple[float, float] | None = None
 
-    def standardized(self) -> Regression:
+    def standardized(self) -> "Regression":
         """The problem with training inputs and targets of mean 0 and variance 1."""
         x_mean, x_std = float(self.x.mean()), float(self.x.std(unbiased=False))
         y_mean, y_std = float(self.y.mean()), float(self.y.std(unbiased=False))

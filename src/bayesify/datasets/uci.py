@@ -1,11 +1,9 @@
 """UCI data: regressions with the standard splits and the gap splits, and classifications with random splits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -34,7 +32,7 @@ class Split:
     validation: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     @checked
-    def with_validation(self, share: float = 0.15, seed: Seed = 0) -> Split:
+    def with_validation(self, share: float = 0.15, seed: Seed = 0) -> Self:
         """A split in which a random share of the training rows becomes validation rows.
 
         Raises:

@@ -111,7 +111,6 @@ def render_card(about: About, figure: str = "") -> str:
 
 
 def _groups(about: About) -> list[str]:
-    """The table of scores by group."""
     if not about.groups:
         return []
     numbers = about.task == "regression"
@@ -133,7 +132,6 @@ def _groups(about: About) -> list[str]:
 
 
 def _confusion(about: About) -> list[str]:
-    """The table with the number of rows for each true class and each predicted class."""
     if not about.confusion:
         return []
     labels = [_text(label) for label in about.target_column.texts]

@@ -183,7 +183,6 @@ def _train(
 
 
 def _train_more(folder: Path, table: str, reading: Reading, keep_rows: bool, given: list[str]) -> ModelFolder:
-    """Retrain the model of a folder with more rows."""
     from bayesify.serving.folder import ModelFolder
     from bayesify.serving.sources import read_source
     from bayesify.serving.updating import like_training, update_table

@@ -105,7 +105,6 @@ def fit_table(
 def _describe(
     frame: DataFrame, inputs: DataFrame, target: Target, values: np.ndarray, made: Estimator, scored: Scored, name: str
 ) -> About:
-    """The facts about a model."""
     used, decimal = list(used_columns(made)), frame.attrs.get(DECIMAL_COMMAS, ())
     columns = tuple(describe(column, inputs[column]) for column in used)
     target_column = describe(target.name, frame[target.name].iloc[target.rows], classes=target.classes)

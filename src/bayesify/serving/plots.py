@@ -1,12 +1,10 @@
 """Small SVG figures with lines, points and axes, which scale with the page and print sharply."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -39,20 +37,20 @@ class Plot:
         low, high = self.y
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (value - low) / (high - low)
 
-    def line(self, xs: Numbers, ys: Numbers, color: str = LINE, *, dash: str = "", width: float = 2) -> Plot:
+    def line(self, xs: Numbers, ys: Numbers, color: str = LINE, *, dash: str = "", width: float = 2) -> Self:
         """Add a line through points."""
         points = " ".join(f"{self._across(x):.1f},{self._up(y):.1f}" for x, y in zip(xs, ys, strict=True))
         style = {"stroke_dasharray": dash} if dash else {}
         self.marks.append(tag("polyline", points=points, fill="none", stroke=color, stroke_width=width, **style))
         return self
 
-    def points(self, xs: Numbers, ys: Numbers, color: str = LINE, radius: float = 3) -> Plot:
+    def points(self, xs: Numbers, ys: Numbers, color: str = LINE, radius: float = 3) -> Self:
         """Add dots."""
         for x, y in zip(xs, ys, strict=True):
             self.marks.append(tag("circle", cx=self._across(x), cy=self._up(y), r=radius, fill=color))
         return self
 
-    def bars(self, edges: Sequence[float], heights: Sequence[float], color: str = FAINT) -> Plot:
+    def bars(self, edges: Sequence[float], heights: Sequence[float], color: str = FAINT) -> Self:
         """Add bars from the lower end of the vertical axis."""
         base = self._up(self.y[0])
         for left, right, height in zip(edges, edges[1:], heights, strict=False):

@@ -193,7 +193,6 @@ class _Predicted:
         return Outcome(*counts, self._scores, tuple(self.notes), self._drift.moved(), warnings)
 
     def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
-        """The columns of the file, and the scores of the rows with a target."""
         estimator = self._model.estimator
         # In a small table, a single training row already exceeds `UNUSUAL_SHARE`.
         share = max(UNUSUAL_SHARE, 1.01 / (self._model.about.num_rows + 1))
@@ -265,7 +264,6 @@ def _labels(estimator: Any) -> list[str]:
 
 
 def _typical(found: Explanation, classes: bool) -> str:
-    """A sentence that describes the typical row with which each row is compared."""
     cells = ", ".join(f"{name}={cell}" for name, cell in list(found.typical.items())[:MAX_TYPICAL_CELLS])
     more = ", ..." if len(found.typical) > MAX_TYPICAL_CELLS else ""
     told = f"Reasons compare each row with a typical row ({cells}{more})"

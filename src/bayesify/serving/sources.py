@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bayesify.arguments.suggestions import suggest
+from bayesify.tables import files
 from bayesify.tables.csv_files import TextFile
 from bayesify.tables.errors import InputError
-from bayesify.tables.files import (
-    STDIN,
-    Reading,
-    csv_of,
-    is_json,
-    is_path,
-    open_bytes,
-    parquet_parts,
-    read_table,
-    with_names,
-)
+from bayesify.tables.files import STDIN, Reading, open_bytes, read_table
 from bayesify.tables.packed import is_packed
 from bayesify.tables.targets import Task
 
@@ -61,7 +52,7 @@ class Source:
 
 def read_source(data: str, reading: Reading | None = None) -> Source:
     """Read a table from a file, from standard input (`-`), or from the UCI or scikit-learn data set with this name."""
-    if not is_path(data):
+    if not files.is_path(data):
         return _named(data)
     frame, notes = read_table(Path(data), reading)
     return Source(frame, short_name(data), "standard input" if data == STDIN else Path(data).name, tuple(notes))
@@ -116,7 +107,7 @@ class Parts:
     def __iter__(self) -> Iterator[tuple[int, DataFrame, list[str]]]:
         first = 0
         for frame in self.frames():
-            frame = with_names(str(self.path), frame)
+            frame = files.with_names(str(self.path), frame)
             frame.index = range(first, first + len(frame))
             yield first, frame, self.notes
             first += len(frame)
@@ -134,11 +125,11 @@ def read_parts(path: Path, rows: int = PART_ROWS, reading: Reading | None = None
         with open_bytes(path) as file:
             start = file.read(8)
         if start.startswith(b"PAR1"):
-            return Parts(path, lambda: _unchanged(path, parquet_parts(path, rows)), [])
+            return Parts(path, lambda: _unchanged(path, files.parquet_parts(path, rows)), [])
         if not is_packed(start):
             text, notes = TextFile.of(str(path), lambda: open_bytes(path), reading.encoding)
-            if not is_json(text):
-                frames, more = csv_of(text, reading).read_parts(rows)
+            if not files.is_json(text):
+                frames, more = files.csv_of(text, reading).read_parts(rows)
                 return Parts(path, lambda: _unchanged(path, frames()), notes + more)
     frame, notes = read_table(path, reading)
     return Parts(path, lambda: (frame.iloc[first : first + rows] for first in range(0, len(frame), rows)), notes)

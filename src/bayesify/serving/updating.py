@@ -130,7 +130,6 @@ def _repeated_rows(kept: DataFrame | None, frame: DataFrame, name: str) -> list[
 
 
 def _check_rows(about: About, task: Task, frame: DataFrame, folder: Path, name: str) -> None:
-    """Raise `InputError` if the table does not begin with the model's training rows."""
     used = [column.name for column in about.columns]
     values, inputs = read_rows(frame, about.target, name, task, ())[1:]
     count = about.num_rows

@@ -98,9 +98,8 @@ class Features(Plain):
     def kinds(self) -> dict[str, str]:
         """Kinds of the used columns of the table: `"number"`, `"date"` or `"text"`."""
         made = zip(self.number_names, self.sources, strict=True)
-        return {source: "number" if name == source else "date" for name, source in made} | dict.fromkeys(
-            self.code_names, "text"
-        )
+        kinds = {source: "number" if name == source else "date" for name, source in made}
+        return kinds | dict.fromkeys(self.code_names, "text")
 
     @property
     def num_columns(self) -> int:

@@ -89,7 +89,6 @@ class TextFile:
 
 
 def _encodings(start: bytes) -> list[str]:
-    """Encodings to try, chosen by the first bytes."""
     if start.startswith((b"\xff\xfe\x00\x00", b"\x00\x00\xfe\xff")):
         return ["utf-32"]
     if start.startswith((b"\xff\xfe", b"\xfe\xff")):

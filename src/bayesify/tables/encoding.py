@@ -1,7 +1,5 @@
 """Encoding of tables as network inputs: scaled numbers and, for the default method, also their piecewise-linear encodings."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Self
 

@@ -1,7 +1,5 @@
 """Errors in the user's data or folder, which the user can correct."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

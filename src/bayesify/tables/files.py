@@ -37,9 +37,7 @@ class Reading:
     """Instructions for reading an ambiguous file."""
 
     sheet: str = ""  # sheet of a spreadsheet (default: the first that is not empty)
-    encoding: str = (
-        ""  # encoding of a text (default: UTF-8, UTF-16 or UTF-32 by the first bytes, otherwise Windows-1252)
-    )
+    encoding: str = ""  # encoding of a text (default: a Unicode encoding, otherwise Windows-1252)
     missing: Sequence[str] = ()  # further texts that stand for "not known"
     texts: Sequence[str] = ()  # columns whose cells stay texts, such as codes with leading zeros
     commas: Sequence[str] = ()  # columns with decimal commas, in which `1.234` is 1234

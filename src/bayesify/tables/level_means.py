@@ -3,8 +3,6 @@
 `weights` [N] contains the number of examples that each row stands for, and `codes` [N] its level, or -1 for an empty cell.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 NUM_CROSS_FOLDS = 5

@@ -47,11 +47,9 @@ def unpack(where: str, content: bytes) -> bytes:
                     return unpack(where, _limited(where, stream))  # for example .tar.gz, which is refused later
         if content.startswith(ZIP):
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
-                if WORKBOOK in archive.namelist():
+                if WORKBOOK in (every := archive.namelist()):
                     return content
-                names = [
-                    name for name in archive.namelist() if not name.endswith("/") and not name.startswith(HIDDEN_STARTS)
-                ]
+                names = [name for name in every if not name.endswith("/") and not name.startswith(HIDDEN_STARTS)]
                 if len(names) != 1:
                     shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
                     held = f"{len(names)} files ({shown})" if names else "no file"

@@ -1,8 +1,7 @@
 """Conversion of columns to a network's inputs, with statistics of the training rows only."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -54,7 +53,7 @@ class Preparation(Plain):
     @classmethod
     def of(
         cls, features: Features, rows: np.ndarray, weights: np.ndarray | None = None, scores: np.ndarray | None = None
-    ) -> Preparation:
+    ) -> Self:
         """Learn the rules from the training rows.
 
         Args:

@@ -108,10 +108,9 @@ def fused_transform(x: Tensor, scale: float) -> Tensor:
     """
     size = x.shape[-1]
     if size > MAX_VECTOR_SIZE:
-        parts = fused_transform(x.reshape(-1, MAX_VECTOR_SIZE), scale).view(
-            -1, size // MAX_VECTOR_SIZE, MAX_VECTOR_SIZE
-        )
-        return (sign_matrix(size // MAX_VECTOR_SIZE, parts) @ parts).view(x.shape)
+        count = size // MAX_VECTOR_SIZE
+        parts = fused_transform(x.reshape(-1, MAX_VECTOR_SIZE), scale).view(-1, count, MAX_VECTOR_SIZE)
+        return (sign_matrix(count, parts) @ parts).view(x.shape)
     source = x.contiguous()
     target = torch.empty_like(source)
     tiles, rows = max(1, size // SIDE**2), x.numel() // SIDE
