@@ -106,9 +106,7 @@ def one_round() -> Iterator[None]:
 @pytest.fixture
 def few_kept_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `fit` keep only eight draws of networks with BatchNorm, because their statistics take longer than a test's few steps."""
-    from bayesify.training import loop
-
-    monkeypatch.setattr(loop, "num_draws_within", lambda model: 8)
+    monkeypatch.setattr("bayesify.training.batch_statistics.DEFAULT_NUM_DRAWS", 8)
 
 
 @pytest.fixture

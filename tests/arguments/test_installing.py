@@ -25,12 +25,8 @@ def installed(monkeypatch):
     """The set of installed packages, empty at first, next to the requirements above."""
     packages: set[str] = set()
 
-    def find(name):
-        if name not in packages:
-            raise metadata.PackageNotFoundError(name)
-
     monkeypatch.setattr(metadata, "requires", lambda name: REQUIREMENTS)
-    monkeypatch.setattr(metadata, "distribution", find)
+    monkeypatch.setattr(metadata, "distributions", lambda name: [name] if name in packages else [])
     return packages
 
 

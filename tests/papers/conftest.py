@@ -33,7 +33,8 @@ def brief(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
     Slow tests train for real and predict with more draws, so they keep the library's own number.
     """
     if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr("bayesify.training.loop.num_draws_within", lambda model: MAX_DRAWS)
+        monkeypatch.setattr("bayesify.training.batch_statistics.DEFAULT_NUM_DRAWS", MAX_DRAWS)
+        monkeypatch.setattr("bayesify.training.batch_statistics.MIN_DRAWS", MAX_DRAWS)
 
 
 @pytest.fixture

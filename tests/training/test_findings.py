@@ -20,7 +20,7 @@ from bayesify import likelihoods, posteriors, priors
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.gaussian import OutputGaussian
 from bayesify.predictor import Batch
-from bayesify.training import ModelStack, loop, rules
+from bayesify.training import ModelStack, rules
 from bayesify.training.rules import Score
 from bayesify.training.validation import Totals
 from bayesify.training.watch import Watch, start_network
@@ -594,7 +594,7 @@ def test_fit_judges_what_predict_says(data, trained, monkeypatch):
     def fail(*args, **options):
         raise MemoryError("too many weights")
 
-    monkeypatch.setattr(loop, "keep_draws", fail)
+    monkeypatch.setattr("bayesify.training.batch_statistics.keep_draws", fail)
     with pytest.warns(UserWarning, match="cannot have their own batch statistics .too many weights"):
         assert wrong <= findings(leave)
 

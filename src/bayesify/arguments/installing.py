@@ -33,7 +33,7 @@ def how_to_install(extra: str) -> str:
     packages = _packages(extra)
     if not packages:
         return f"install bayesify with its extra {extra!r}, as its README says"
-    missing = [requirement for name, requirement in packages.items() if not _is_installed(name)]
+    missing = [requirement for name, requirement in packages.items() if not any(metadata.distributions(name=name))]
     command = " ".join(map(shlex.quote, missing or packages.values()))
     return f"pip install {command} (bayesify's extra {extra!r})"
 
@@ -48,11 +48,3 @@ def _packages(extra: str) -> dict[str, str]:
         text.partition(";")[0].strip() for text in requirements if re.search(rf"extra == ['\"]{extra}['\"]", text)
     ]
     return {re.split(r"[^\w.-]", text, maxsplit=1)[0]: text for text in of_extra}
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.distribution(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -347,8 +347,7 @@ class FreeCopies:
     A copy is reused if the network is unchanged since the copy was made, and if the pass left nothing in the copy that had to be
     written back. Checking both conditions costs less than making another copy. Other code may still refer to a module of a copy,
     for example by using the module as a dictionary key. Such a copy can be reused, because a network that is not copied would
-    use the same module as a key in every call. Each prediction uses a new copy. What the passes of a
-    prediction store in its copy is not written back to the network.
+    use the same module as a key in every call. Each prediction uses a new copy.
     """
 
     def __init__(self) -> None:

@@ -87,7 +87,7 @@ def _without_tf32() -> Iterator[None]:
     with ExitStack() as stack:
         with suppress(
             RuntimeError
-        ):  # the user has set precisions through torch's newer settings, which forbid the older ones
+        ):  # the user has used torch's newer settings of precisions, which forbid the older ones
             for setting in (torch.backends.cudnn, torch.backends.cuda.matmul):
                 stack.enter_context(assigned([setting], "allow_tf32", False))
         yield

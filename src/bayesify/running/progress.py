@@ -79,8 +79,7 @@ class TimeLeft(Display):
     """Shows progress and the remaining time on standard error: as a bar in a terminal, otherwise as an occasional line.
 
     `unit` is the word for what is counted, such as "runs" in the line `3 of 10 runs finished`. With `bound=True`, the work may
-    end early, so that the total and the remaining time are upper bounds. `console` replaces the console of `rich` on standard
-    error.
+    end early, so that the total and the remaining time are upper bounds. For `console` see `Display`.
     """
 
     def __init__(

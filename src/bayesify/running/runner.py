@@ -244,14 +244,11 @@ class Runner:
         return output
 
     def mode(self, num_draws: int) -> Mode:
-        """How to run `num_draws` draws.
+        """How to run `num_draws` draws. Everything gains from `vmap`, except a single draw, networks that need a loop (see
+        `Decisions`), and large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`).
 
-        One draw needs no `vmap`. Recurrent modules and cells, attention, `EmbeddingBag`, and BatchNorm in training mode run in a
-        loop. These modules have no batching rule, or a rule that loops internally with a warning. `vmap` cannot return the
-        key-value cache of a transformer. If only weights of linear layers are drawn in a transformer with such a cache, the draws
-        run as rows of one batch. A convolution runs in a loop if its kernel differs between draws. With `vmap`, such a
-        convolution would become a grouped convolution, which is slower on CPU and GPU. Everything else gains from `vmap`, except
-        large passes on a GPU (see `MIN_OPERATIONS_FOR_LOOP`). If `vmap` fails, the draws run in a loop.
+        `vmap` cannot return the key-value cache of a transformer. If only weights of linear layers are drawn in such a network, the
+        draws run as rows of one batch.
         """
         if num_draws == 1:
             return "single"

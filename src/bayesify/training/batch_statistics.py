@@ -1,5 +1,6 @@
 """Running statistics of BatchNorm layers for weights that never saw training batches, for example draws."""
 
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from bayesify.running.inputs_and_outputs import as_inputs, each
 from bayesify.running.modes import assigned, modes_kept
 from bayesify.running.runner import Runner
 from bayesify.training.batches import BatchReader, batches_all_over, check_repeatable
+from bayesify.training.random_streams import loader_generators_kept, seeded_globals
 from bayesify.weights.batch_statistics import KeptStatistics, pooling, running_statistics, tracking_layers
 
 MAX_EXAMPLES = 2048
@@ -78,21 +80,31 @@ def keep_draws(
     model.kept_statistics = KeptStatistics.of(seed, values, model.network, model.posteriors, model.prior)
 
 
-def num_examples_within(trained: int) -> int:
-    """Number of examples such that the statistics of 32 draws cost about a tenth of training on `trained` examples.
+def keep_trained_draws(
+    model: BayesianNetwork, loader: Iterable[Any], trained: int, seed: int, read_batch: BatchReader | None
+) -> None:
+    """Keep draws at the end of `fit`, if at least `MIN_DRAWS` of them fit into `MAX_WEIGHT_BYTES`.
 
-    An example costs about three forward passes in training, and 32 forward passes in the statistics, so the number is about 0.3 /
-    32 of `trained`. The number is at least `MIN_EXAMPLES` and at most `MAX_EXAMPLES`.
+    The statistics of 32 draws cost about a tenth of training on `trained` examples: an example costs about three forward passes in
+    training, and 32 forward passes in the statistics.
     """
-    return min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
-
-
-def num_draws_within(model: BayesianNetwork) -> int:
-    """Number of draws that `fit` stores: as many as fit into `MAX_WEIGHT_BYTES`, but 0 if fewer than `MIN_DRAWS` fit."""
+    model.kept_statistics = None
     dtype = next(model.network.parameters(), next(model.parameters())).dtype
     size = dtype.itemsize * sum(weight.numel for weight in model.weights.values())
-    count = min(DEFAULT_NUM_DRAWS, MAX_WEIGHT_BYTES // max(1, size))
-    return count if count >= MIN_DRAWS else 0
+    num_draws = min(DEFAULT_NUM_DRAWS, MAX_WEIGHT_BYTES // max(1, size))
+    if num_draws < MIN_DRAWS:
+        return
+    torch.manual_seed(seed)
+    count = min(MAX_EXAMPLES, max(MIN_EXAMPLES, trained // 100))
+    try:
+        with loader_generators_kept(loader), seeded_globals(seed):
+            keep_draws(model, loader, num_draws, max_examples=count, seed=seed, read_batch=read_batch)
+    except (MemoryError, torch.cuda.OutOfMemoryError) as error:
+        warnings.warn(
+            f"fit: draws cannot have their own batch statistics ({error}); so predictions use batch statistics averaged over "
+            "draws, which are less accurate; free memory, and call bayesify.keep_draws with fewer draws",
+            stacklevel=2,
+        )
 
 
 def following_layers(model: nn.Module) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import math
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -29,13 +28,7 @@ from bayesify.running.modes import modes_kept
 from bayesify.running.progress import ProgressBar
 from bayesify.storage.atomic import remove_leftovers
 from bayesify.training.arguments import Position, Run, Validation, describe
-from bayesify.training.batch_statistics import (
-    following_layers,
-    keep_draws,
-    num_draws_within,
-    num_examples_within,
-    refresh_statistics,
-)
+from bayesify.training.batch_statistics import following_layers, keep_trained_draws, refresh_statistics
 from bayesify.training.batches import as_resident, check_num_data, count_batches, min_examples, parse_batch
 from bayesify.training.checkpoints import Checkpoint, altered, data_fingerprint, model_state, set_model_state
 from bayesify.training.distributed import Processes
@@ -131,7 +124,14 @@ class TrainingLoop:
                 self._refresh_statistics()
             if self.position.epoch < self.settings.total_epochs:
                 self.noise.finish(self._final_batches, self.device, self.settings.num_data, stopped=True)
-            self._keep_draws()
+            bnn = self.model.module
+            if isinstance(bnn, BayesianNetwork) and bnn.training and following_layers(bnn):
+                trained, seed = (
+                    self.settings.total_epochs * self.settings.num_data,
+                    derive_seed(self.plan.seed, "kept draws"),
+                )
+                with self.step.autocast():
+                    keep_trained_draws(bnn, self.loader, trained, seed, self.plan.reader)
             if self.processes.rank == 0:
                 position, autocast = self.position, self.step.autocast()
                 self.watch.new_rows_ratio = self.noise.new_rows_ratio
@@ -157,28 +157,6 @@ class TrainingLoop:
                 if sum(map(len, found)) >= count:
                     break
         return found
-
-    def _keep_draws(self) -> None:
-        """Store draws, each with its own batch statistics, unless memory is too small."""
-        bnn = self.model.module
-        if not isinstance(bnn, BayesianNetwork) or not bnn.training or not following_layers(bnn):
-            return
-        bnn.kept_statistics, seed = None, derive_seed(self.plan.seed, "kept draws")
-        num_draws = num_draws_within(bnn)
-        if not num_draws:
-            return
-        torch.manual_seed(seed)
-        try:
-            with loader_generators_kept(self.loader), seeded_globals(seed), self.step.autocast():
-                count = num_examples_within(self.settings.total_epochs * self.settings.num_data)
-                keep_draws(bnn, self.loader, num_draws, max_examples=count, seed=seed, read_batch=self.plan.reader)
-        except (MemoryError, torch.cuda.OutOfMemoryError) as error:
-            warnings.warn(
-                f"fit: draws cannot have their own batch statistics ({error}); so predictions use batch statistics "
-                "averaged over draws, which are less accurate; free memory, and call bayesify.keep_draws with fewer "
-                "draws",
-                stacklevel=2,
-            )
 
     def _epoch(self) -> None:
         position, epoch = self.position, self.position.epoch

@@ -254,14 +254,11 @@ def _describe(module: nn.Module, owner: str, leaf: str, name: str, tensor: Tenso
             groups=module.groups,
             transposed=isinstance(module, _ConvTransposeNd) and leaf == "weight",
         )
-    if isinstance(module, nn.MultiheadAttention):
-        inputs = {"k_proj_weight": module.kdim, "v_proj_weight": module.vdim}
-        if leaf.startswith("in_proj"):
-            width = module.embed_dim
-            return matrix(width, name.rpartition("_")[0], width, is_bias=leaf == "in_proj_bias")
-        if leaf in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-            fan_in = inputs.get(leaf, module.embed_dim)
-            return matrix(fan_in, name.removesuffix("_weight"), fan_in)
+    if (
+        isinstance(module, nn.MultiheadAttention) and "_proj_" in leaf
+    ):  # in_proj_weight, in_proj_bias, q_proj_weight, ...
+        fan_in = {"k_proj_weight": module.kdim, "v_proj_weight": module.vdim}.get(leaf, module.embed_dim)
+        return matrix(fan_in, name.rpartition("_")[0], fan_in, is_bias=leaf == "in_proj_bias")
     if isinstance(module, (nn.RNNBase, nn.RNNCellBase)) and leaf.startswith(("weight_", "bias_")):
         kind, _, gate = leaf.partition("_")  # weight_ih_l0 -> weight, ih_l0
         layer = f"{owner}.{gate}" if owner else gate
