@@ -85,13 +85,6 @@ KERNELS = ("squared_exponential", *MATERN, "linear")
 """Names of all kernels."""
 
 
-def make_kernel(name: str, num_inputs: int, lengthscale: float | None, amplitude: float) -> Stationary | Linear:
-    """The kernel with the given name."""
-    if name == "linear":
-        return Linear(num_inputs, amplitude)
-    return Stationary(name, num_inputs, lengthscale, amplitude)
-
-
 @dataclass(frozen=True)
 class Conditional:
     r"""A layer's process $g = f - \text{skip}$, conditioned on its values at the inducing inputs U. Either a draw of these values
@@ -150,7 +143,11 @@ class Layer(nn.Module):
     ) -> None:
         super().__init__()
         self.num_outputs, self.jitter, self.place = num_outputs, jitter, place
-        self.kernel = make_kernel(kernel, num_inputs, lengthscale, amplitude)
+        self.kernel: Stationary | Linear = (
+            Linear(num_inputs, amplitude)
+            if kernel == "linear"
+            else Stationary(kernel, num_inputs, lengthscale, amplitude)
+        )
         self.skip_matrix: Tensor | None
         self.register_buffer("skip_matrix", skip)
 

@@ -17,6 +17,20 @@ DEFAULT_WIDTHS = 1.0
 """Margin on every side of a box whose ends are not given, relative to the range of the batch's inputs. Images have no margin."""
 
 
+class DeviceCopies:
+    """Copies of tensors by device and dtype. They are cached, because a copy to a device cannot be captured in a CUDA graph."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors, self._kept = tensors, dict[tuple[torch.device, torch.dtype], tuple[Tensor, ...]]()
+
+    def like(self, other: Tensor) -> tuple[Tensor, ...]:
+        """The tensors with the device and dtype of another tensor."""
+        key = (other.device, other.dtype)
+        if key not in self._kept:
+            self._kept[key] = tuple(tensor.to(other) for tensor in self._tensors)
+        return self._kept[key]
+
+
 class Context(ABC):
     """A distribution over inputs of a network.
 
@@ -88,7 +102,7 @@ class Box(Context):
                 f"Box: low={low} is not below high={high}; give low= a smaller value, or high= a larger one"
             )
         self.n = n
-        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._copies = DeviceCopies(self.low, self.high - self.low)
 
     @classmethod
     @checked
@@ -104,7 +118,7 @@ class Box(Context):
         like, key = _single(x, "Box")
         shape = like.shape[1:]
         try:
-            ends = self._ends_of_batch(like) if self.follows_batch else self._ends(like)
+            ends = self._ends_of_batch(like) if self.follows_batch else self._copies.like(like)
             low, width = (end.expand(shape) for end in ends)
         except RuntimeError:
             size = list(torch.broadcast_shapes(self.low.shape, self.high.shape))
@@ -130,14 +144,6 @@ class Box(Context):
             return low, high - low
         low, high = like.detach().amin(0), like.detach().amax(0)
         return low - DEFAULT_WIDTHS * (high - low), (1 + 2 * DEFAULT_WIDTHS) * (high - low)
-
-    def _ends(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Lower end and width on the inputs' device. Both are cached, because a copy to the device cannot be captured in a CUDA
-        graph."""
-        key = (like.device, like.dtype)
-        if key not in self._kept:
-            self._kept[key] = (self.low.to(like), (self.high - self.low).to(like))
-        return self._kept[key]
 
     def config(self) -> dict[str, Any]:
         """Ends of the box and number of inputs."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesify.arguments.checks import Memory, Positive, checked
+from bayesify.function_space.contexts import DeviceCopies
 from bayesify.function_space.moments import Covariance, output_covariance
 from bayesify.jacobians import Jacobians
 from bayesify.jacobians.general import Args, Kwargs
@@ -68,7 +69,7 @@ class Constant(FunctionPrior):
         self.mean, self.variance = (
             torch.as_tensor(value, dtype=torch.float64).detach().cpu() for value in (mean, variance)
         )
-        self._kept: dict[tuple[torch.device, torch.dtype], tuple[Tensor, Tensor]] = {}
+        self._copies = DeviceCopies(self.mean, self.variance)
         if not bool(torch.isfinite(self.mean).all()) or not self.mean.numel():
             raise ValueError(f"FunctionSpaceVI: prior_mean={mean}; give finite numbers")
         if not bool((self.variance > 0).all() & torch.isfinite(self.variance).all()) or not self.variance.numel():
@@ -77,7 +78,7 @@ class Constant(FunctionPrior):
     def moments(self, args: Args, kwargs: Kwargs, outputs: Tensor, kind: Covariance) -> tuple[Tensor, Tensor]:
         """Mean and covariance, which do not depend on the inputs."""
         try:
-            mean, variance = (value.expand(outputs.shape) for value in self._on_device(outputs))
+            mean, variance = (value.expand(outputs.shape) for value in self._copies.like(outputs))
         except RuntimeError:
             sizes = [list(value.shape) for value in (self.mean, self.variance)]
             raise ValueError(
@@ -87,14 +88,6 @@ class Constant(FunctionPrior):
         if kind == "diagonal":
             return mean, variance
         return mean, torch.diag_embed(variance.T if kind == "full" else variance.flatten())
-
-    def _on_device(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance on the outputs' device. Both are cached, because a copy to the device cannot be captured in a CUDA
-        graph."""
-        key = (outputs.device, outputs.dtype)
-        if key not in self._kept:
-            self._kept[key] = (self.mean.to(outputs), self.variance.to(outputs))
-        return self._kept[key]
 
     def config(self) -> dict[str, Any]:
         """Mean and variance."""

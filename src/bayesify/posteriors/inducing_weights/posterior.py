@@ -305,23 +305,16 @@ class InducingWeights(Posterior):
             parts.append(part.conditional_kl(counted if index < len(self.blocks) else None))
         return torch.stack(parts).sum()
 
-    def _mean_u(self, factors: list[Factors]) -> list[Tensor]:
-        """Whitened E[U] of every block, [L, 1, M_r, M_c]."""
-        families = self._families()
-        if self.shared is not None:
-            return [self._split_shared(conditional_mean(factors[-1], families[0].mean().unsqueeze(1))[0][0])]
-        return [
-            family.whitened(family.mean().unsqueeze(1), factor)
-            for family, factor in zip(families, factors, strict=True)
-        ]
-
     def mean(self) -> dict[str, Tensor]:
         """E[W] = sigma A_r^T E[U] A_c, with the prior's sigma. If the prior draws sigma, the mean of sigma is used."""
-        factors = self.factors()
+        families, factors = self._families(), self.factors()
+        means = [family.mean().unsqueeze(1) for family in families]  # of the stored U, [L, 1, M_r, M_c] each
+        if self.shared is not None:
+            means = [self._split_shared(conditional_mean(factors[-1], means[0])[0][0])]
         result: dict[str, Tensor] = {}
-        for block, u, factor in zip(self.blocks, self._mean_u(factors), factors, strict=False):
+        for block, family, u, factor in zip(self.blocks, families, means, factors, strict=False):
             sigma = self._sigma(block, self._prior(), u)
-            groups = conditional_mean(factor, u * sigma.reshape(sigma.shape[0], -1, 1, 1))
+            groups = conditional_draw(factor, family.whitened(u, factor), None, sigma, ())
             self._unpack(block, [matrix for group in groups for matrix in group[:, 0]], self._prior(), result)
         return {name: self._prior().color(name, value.unsqueeze(0))[0] for name, value in result.items()}
 
