@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.baselines.fixed_draws import Chains, FixedDraws
 from bayesify.baselines.ivon import IVON
 from bayesify.baselines.microcanonical import microcanonical
@@ -44,7 +45,8 @@ def fit_swag(task: TrainingTask, *, learning_rate: float = 0.01, rank: int = 20)
     return swag.fit(task.loader, epochs, rate, prior=task.prior, num_data=task.num_data, seed=task.seed, progress=False)
 
 
-def fit_sghmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
+@checked
+def fit_sghmc(task: TrainingTask, *, num_draws: Count = 100) -> FixedDraws:
     """Train the network to the maximum a posteriori for all epochs, then run `sghmc` for the same number of epochs."""
     options: dict[str, Any] = {"num_data": task.num_data, "seed": task.seed, "progress": False}
     return sghmc(train_point(task), task.loader, task.epochs, num_draws=num_draws, **options)
@@ -70,7 +72,8 @@ def _all_rows(task: TrainingTask) -> dict[str, Any]:
     return {"x": x, "y": y, "example_weights": torch.cat([batch.counts for batch in batches]) if weighted else None}
 
 
-def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
+@checked
+def fit_hmc(task: TrainingTask, *, num_draws: Count = 100) -> FixedDraws:
     """Run a Markov chain with `nuts`. The numbers of its steps and of its warm-up steps are the task's number of epochs.
 
     A chain of fewer than `MIN_FULL_CHAIN_STEPS` steps is only meant for a first impression. In such a short chain, the limit on
@@ -91,7 +94,8 @@ def fit_hmc(task: TrainingTask, *, num_draws: int = 100) -> FixedDraws:
     return FixedDraws(draws, bnn.require_likelihood("fit_hmc"))
 
 
-def fit_microcanonical(task: TrainingTask, *, members: int = 8, num_draws: int = 200) -> Chains:
+@checked
+def fit_microcanonical(task: TrainingTask, *, members: Count = 8, num_draws: Count = 200) -> Chains:
     """Train an ensemble to the maximum a posteriori, then run chains of `microcanonical` from its members.
 
     Each chain runs half as many warm-up trajectories as there are epochs, and then one trajectory per epoch. In chains of fewer

@@ -4,18 +4,20 @@ from typing import Literal
 
 import torch
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.deep_gp.model import DeepGP
 from bayesify.training.task import TrainingTask
 
 
+@checked
 def fit_deep_gp(
     task: TrainingTask,
     *,
-    depth: int = 2,
-    num_inducing: int = 30,
+    depth: Count = 2,
+    num_inducing: Count = 30,
     inducing: Literal["global", "local"] = "global",
     learning_rate: float = 0.02,
-    num_draws: int = 4,
+    num_draws: Count = 4,
 ) -> DeepGP:
     """Train a deep Gaussian process instead of the task's network, with the same number of outputs."""
     model = make_deep_gp(task, depth=depth, num_inducing=num_inducing, inducing=inducing)

@@ -2,6 +2,7 @@
 
 import torch
 
+from bayesify.arguments.checks import Count, checked
 from bayesify.conversion import bayesianize
 from bayesify.function_space.contexts import Box
 from bayesify.function_space.variational import DEFAULT_PRIOR_VARIANCE, FunctionSpaceVI
@@ -10,11 +11,12 @@ from bayesify.running.inputs_and_outputs import as_inputs
 from bayesify.training.task import TrainingTask
 
 
+@checked
 def fit_function_space(
     task: TrainingTask,
     *,
     prior_variance: float = DEFAULT_PRIOR_VARIANCE,
-    points: int = 20,
+    points: Count = 20,
     widths: float = 1.0,
     learning_rate: float = 0.1,
     init_std: float = 0.02,

@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import nn
 
+from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.laplace.covariances import largest_size
 from bayesify.laplace.laplace import Laplace
 from bayesify.laplace.subnetwork import largest_variance
@@ -22,7 +23,8 @@ def fit_laplace(task: TrainingTask, *, subset: Any = "all", memory: int | str = 
     return laplace_around(around, likelihood, task.loader, prior=task.prior, subset=subset, memory=memory)
 
 
-def fit_subnetwork(task: TrainingTask, *, size: int | float = 0.3, memory: int | str = "1GiB") -> Laplace:
+@checked
+def fit_subnetwork(task: TrainingTask, *, size: Count | Positive = 0.3, memory: int | str = "1GiB") -> Laplace:
     """A Laplace posterior with a full covariance over the weights that have the largest variances.
 
     By default, 30 % of the weights are chosen, but at most 2,000.

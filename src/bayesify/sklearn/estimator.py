@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from numbers import Integral
 from typing import Any, Self
 
 import numpy as np
@@ -301,6 +302,10 @@ class BayesianEstimator(BaseEstimator, Serializable):  # type: ignore[misc]
                 "or choose another method"
             )
         self._check_options(AUTO, ("members",))
+        members = (self.method_options or {}).get("members", 2)
+        if isinstance(members, bool) or not isinstance(members, Integral) or members < 2:
+            words = "an integer of at least 2, because each member predicts rows that the others train on"
+            raise refuse(owner, "members", members, f"{words}; for a single network, choose method='point'")
         return None
 
     def _find_method(self) -> Method:
