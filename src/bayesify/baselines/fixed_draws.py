@@ -116,7 +116,6 @@ class FixedDraws(Drawable):
         return cls(draws, likelihood, config["output"])
 
     def fingerprint(self) -> dict[str, str]:
-        """Fingerprint of the original network."""
         result = fingerprint(self.draws.runner.network)
         for name, value in self.draws.weights.items():
             for alias in (name, *self.draws.runner.weights[name].aliases):

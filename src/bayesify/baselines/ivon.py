@@ -153,11 +153,9 @@ class IVON(NaturalGradient):
         return options | given
 
     def state_dict(self) -> dict[str, Any]:
-        """All state that a step changes, except the network, as nested data with tensors."""
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
         self.optimizer.load_state_dict(dict(state))
 
 

@@ -250,11 +250,9 @@ class NoisyKFAC(LayerwiseTrainer):
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """All state that a step changes, except the network, as nested data with tensors."""
         return {**super().state_dict(), "inverses": {name: list(pair) for name, pair in self._inverses.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state_dict`."""
         super().load_state_dict(state)
         device = next(self.bnn.posteriors.parameters()).device
         self._inverses = {name: (rows.to(device), cols.to(device)) for name, (rows, cols) in state["inverses"].items()}

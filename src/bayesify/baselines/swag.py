@@ -519,7 +519,6 @@ class SWAG(Drawable):
         return swag
 
     def fingerprint(self) -> dict[str, str]:
-        """Fingerprint of the network."""
         return fingerprint(self.network)
 
     def __repr__(self) -> str:

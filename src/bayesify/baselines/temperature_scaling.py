@@ -110,9 +110,6 @@ class TemperatureScaling(Predictor):
             read_batch: Function that converts an item of the loader to inputs and targets.
             options: Further arguments of the model's `predict`. Later predictions use the same `method` by default.
 
-        Returns:
-            This object.
-
         Raises:
             ValueError: If the loader has no example of positive weight, or if a log-likelihood is not finite.
             TypeError: If the model's predictions are not a mixture over draws.
@@ -143,7 +140,6 @@ class TemperatureScaling(Predictor):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """Number of distinct draws of the model."""
         return self._predictor.num_distinct_draws
 
     @checked
@@ -240,7 +236,6 @@ class TemperatureScaling(Predictor):
         return scaled
 
     def fingerprint(self) -> dict[str, str]:
-        """Fingerprint of the network."""
         return self._predictor.fingerprint()
 
     def __repr__(self) -> str:

@@ -60,9 +60,6 @@ class Intervals(Rule):
             y: Targets of the calibration rows.
             groups: Group of each row, for coverage within each group.
 
-        Returns:
-            This object.
-
         Raises:
             ValueError: If the targets or groups do not fit the prediction.
             TypeError: If the prediction is not a prediction of numbers, or if it lacks a quantity that the score needs.
@@ -180,9 +177,6 @@ class CrossIntervals:
         Args:
             predictions: One prediction per model: the result of `predict`, or two arrays as for `Intervals`.
             targets: For each model, the targets of the predicted rows.
-
-        Returns:
-            This object.
 
         Raises:
             ValueError: If there are fewer than two models, or if the targets do not fit the predictions.

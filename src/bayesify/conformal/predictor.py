@@ -50,9 +50,6 @@ class Conformal(Predictor):
             y: Targets of the calibration rows.
             groups: Group of each row, for coverage within each group.
             options: Options of the model's `predict`.
-
-        Returns:
-            This object.
         """
         if self.rule is None:
             task = self.model.likelihood.task if self.model.likelihood is not None else "regression"
@@ -62,7 +59,6 @@ class Conformal(Predictor):
 
     @property
     def num_distinct_draws(self) -> int | None:
-        """Number of distinct draws of the model."""
         return self.model.num_distinct_draws
 
     def predict(
@@ -132,5 +128,4 @@ class Conformal(Predictor):
         return cls(model, rule)
 
     def fingerprint(self) -> dict[str, str]:
-        """Fingerprint of the model's network."""
         return self.model.fingerprint()

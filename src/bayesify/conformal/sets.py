@@ -72,9 +72,6 @@ class Sets(Rule):
             y: Labels of the calibration rows, [n].
             groups: Group of each row, for coverage within each group.
 
-        Returns:
-            This object.
-
         Raises:
             ValueError: If the labels or groups do not fit the prediction.
             TypeError: If the prediction is not a prediction of classes.

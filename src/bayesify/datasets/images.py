@@ -111,9 +111,6 @@ def synthetic(
         num_classes: Number of classes; labels cycle through them.
         noise_std: Standard deviation of the noise, as a share of the range between black and white.
         seed: Seed of the noise; the patterns are always the same.
-
-    Raises:
-        ValueError: If a count is below 1.
     """
     waves = np.random.default_rng(0).uniform(0.3, 1.5, (num_classes, 4))
     up, across = np.meshgrid(np.arange(side), np.arange(side), indexing="ij")

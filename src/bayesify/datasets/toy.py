@@ -118,9 +118,6 @@ def cosine(num_data: Count = 100, num_test: Count = 200, seed: Seed = 0) -> Regr
         num_data: Number of training examples. If it is odd, the right cluster has one example more.
         num_test: Number of test examples, from the same two clusters.
         seed: Seed of the data.
-
-    Raises:
-        ValueError: If a count is below 1.
     """
 
     def inputs(count: int, generator: torch.Generator) -> Tensor:
@@ -142,9 +139,6 @@ def cubic(num_data: Count = 40, num_test: Count = 200, seed: Seed = 0) -> Regres
         num_data: Number of training examples.
         num_test: Number of test examples, from the same two intervals.
         seed: Seed of the data.
-
-    Raises:
-        ValueError: If a count is below 1.
     """
 
     def inputs(count: int, generator: torch.Generator) -> Tensor:
@@ -166,9 +160,6 @@ def snelson(num_data: Count = 200, num_test: Count = 200, seed: Seed = 0) -> Reg
         num_data: Number of training examples.
         num_test: Number of test examples.
         seed: Seed of the data.
-
-    Raises:
-        ValueError: If a count is below 1.
     """
 
     def function(x: Tensor) -> Tensor:
@@ -191,9 +182,6 @@ def two_moons(
         num_test: Number of test examples.
         noise_std: Standard deviation of the noise in x.
         seed: Seed of the data.
-
-    Raises:
-        ValueError: If a count is below 1 or `noise_std` is negative.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -223,9 +211,6 @@ def linear(
         prior_std: Prior standard deviation of every weight.
         noise: Variance of $\varepsilon$.
         seed: Seed of the data.
-
-    Raises:
-        ValueError: If a count is below 1, or if `prior_std` or `noise` is not positive.
     """
     generator = torch.Generator().manual_seed(seed)
     weight = prior_std * torch.randn(num_features, generator=generator)

@@ -32,7 +32,6 @@ class Bernoulli(Likelihood):
             raise ValueError(f"likelihoods.Bernoulli: a target is {y[wrong][0].item()}; give targets that are 0 or 1")
 
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log-probability of each entry."""
         return F.logsigmoid(torch.where(y.bool(), outputs, -outputs))
 
     def predictive(self, outputs: Outputs) -> ClassificationPredictive:
@@ -40,7 +39,6 @@ class Bernoulli(Likelihood):
         return ClassificationPredictive(outputs, _binary_log_probs, binary=True)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
-        """See `GaussianClassPredictive`."""
         return GaussianClassPredictive(outputs, None, link)
 
     def fisher(self, outputs: Tensor) -> Tensor:
@@ -133,7 +131,6 @@ class Categorical(Likelihood):
             raise ValueError(f"likelihoods.Categorical: {found}; labels go from 0 to {classes - 1}{hint}")
 
     def log_density(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log-probability of each label."""
         logits = self._classes_last(outputs)
         if self._all_count(y, logits.shape[-1]):
             each = y.long().expand(logits.shape[:-1])
@@ -154,7 +151,6 @@ class Categorical(Likelihood):
         return ClassificationPredictive(outputs, log_probs, ignore_index=self._ignore_index)
 
     def closed_form(self, outputs: OutputGaussian, link: Link = "mc") -> ClassificationPredictive:
-        """See `GaussianClassPredictive`."""
         axis = self.logit_axis(outputs.mean.ndim)
         return GaussianClassPredictive(outputs, axis, link, ignore_index=self._ignore_index)
 

@@ -77,7 +77,6 @@ class NegativeBinomial(NumberLikelihood):
         return None if self._dispersion is None else self._stored("dispersion")
 
     def numbers(self) -> dict[str, Tensor]:
-        """The dispersion."""
         return {} if self.dispersion is None else {"dispersion": self.dispersion}
 
     @staticmethod

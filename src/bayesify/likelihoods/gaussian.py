@@ -67,7 +67,6 @@ class Gaussian(NumberLikelihood):
         self.raw_noise.fill_(raw_positive(variance))
 
     def numbers(self) -> dict[str, Tensor]:
-        """The variance."""
         return {"variance": self.noise}
 
     @staticmethod

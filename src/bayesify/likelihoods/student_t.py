@@ -69,7 +69,6 @@ class StudentT(NumberLikelihood):
         return 2 + self._stored("degrees")
 
     def numbers(self) -> dict[str, Tensor]:
-        """Scale and degrees."""
         return {"degrees": self.degrees} | ({} if self.scale is None else {"scale": self.scale})
 
     @staticmethod

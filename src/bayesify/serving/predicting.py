@@ -40,7 +40,8 @@ MAX_TYPICAL_CELLS = 10
 """Maximum number of cells that are printed of the typical row."""
 RENAMED_SIMILARITY = 0.75
 """Minimum similarity of names, regardless of case, for a warning that a missing column may have another name in the table."""
-_Answers = tuple[dict[str, Sequence[Any]], dict[str, Sequence[Any]], Scores]
+_Answers = tuple[dict[str, Sequence[Any]], Scores]
+"""Columns of the file, and scores of the rows with a target."""
 
 
 @dataclass(frozen=True)
@@ -192,39 +193,36 @@ class _Predicted:
         counts, warnings = (self._num_rows, self._num_unusual), (*self._warnings, *unseen)
         return Outcome(*counts, self._scores, tuple(self.notes), self._drift.moved(), warnings)
 
-    def _predict(self, inputs: DataFrame, frame: DataFrame) -> tuple[dict[str, Sequence[Any]], Scores]:
+    def _predict(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
         estimator = self._model.estimator
         # In a small table, a single training row already exceeds `UNUSUAL_SHARE`.
         share = max(UNUSUAL_SHARE, 1.01 / (self._model.about.num_rows + 1))
-        flags = {"unusual": estimator.unusual(inputs, share).tolist()}
         classes = isinstance(estimator, BayesianClassifier)
-        columns, extra, part = (self._classes if classes else self._numbers)(inputs, frame)
-        columns |= flags | extra
+        unusual = estimator.unusual(inputs, share).tolist()
+        columns, part = (self._classes if classes else self._numbers)(inputs, frame, unusual)
         if self._asked.explain:
             found = estimator.explain(inputs, self._level, share)
             columns |= {name: [_cell(text) for text in texts] for name, texts in reasons_of(found, classes).items()}
             self.notes[_typical(found, classes)] = None
         return columns, part
 
-    def _classes(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """For a classification: the output columns before `unusual`, the output columns after it, and the scores."""
+    def _classes(self, inputs: DataFrame, frame: DataFrame, unusual: list[bool]) -> _Answers:
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianClassifier)
         probs, labels = estimator.predict_proba(inputs), _labels(estimator)
         columns: dict[str, Sequence[Any]] = {"prediction": [_cell(labels[best]) for best in probs.argmax(1)]}
         columns |= {f"probability_{label}": column.tolist() for label, column in zip(labels, probs.T, strict=True)}
-        extra: dict[str, Sequence[Any]] = {}
+        columns["unusual"] = unusual
         if self._costs is not None:
             decisions, costs = self._costs.decide(probs)
-            extra = {"decision": [_cell(decision) for decision in decisions], "expected_cost": costs.tolist()}
+            columns |= {"decision": [_cell(decision) for decision in decisions], "expected_cost": costs.tolist()}
         known = frame[target].notna().to_numpy() if target in frame else np.zeros(len(frame), dtype=bool)
         if not known.any():
-            return columns, extra, Scores()
+            return columns, Scores()
         values = np.array([label_of(cell) for cell in cells_of(frame[target][known])])
-        return columns, extra, Scores.of_classes(probs[known], labels, values)
+        return columns, Scores.of_classes(probs[known], labels, values)
 
-    def _numbers(self, inputs: DataFrame, frame: DataFrame) -> _Answers:
-        """For a numeric target: the output columns before `unusual`, the output columns after it, and the scores."""
+    def _numbers(self, inputs: DataFrame, frame: DataFrame, unusual: list[bool]) -> _Answers:
         estimator, target = self._model.estimator, self._model.about.target
         assert isinstance(estimator, BayesianRegressor)
         found = estimator.predictive(inputs)
@@ -233,8 +231,9 @@ class _Predicted:
         columns: dict[str, Sequence[Any]] = {name: values.detach()[:, 0].tolist() for name, values in own.items()}
         extra = {name: values.tolist() for name, values in self._asked.about_numbers(found).items()}
         self._note_tails(extra)
+        columns |= {"unusual": unusual, **extra}
         if target not in frame:
-            return columns, extra, Scores()
+            return columns, Scores()
         try:
             values = as_numbers(frame[target])
         except ValueError as error:
@@ -243,9 +242,9 @@ class _Predicted:
             ) from error
         known = np.isfinite(values)
         if not known.any():
-            return columns, extra, Scores()
+            return columns, Scores()
         some = found if known.all() else estimator.predictive(inputs[known])
-        return columns, extra, Scores.of_numbers(some, values[known], (self._level,))
+        return columns, Scores.of_numbers(some, values[known], (self._level,))
 
     def _note_tails(self, extra: Mapping[str, Sequence[float]]) -> None:
         """Add a note if a probability is so close to 0 or 1 that the training rows cannot support it."""
