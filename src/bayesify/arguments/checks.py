@@ -5,8 +5,6 @@ an error such as `InducingWeights: rows=0; give at least 1`. Annotations such as
 defined below, give ranges.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import numbers

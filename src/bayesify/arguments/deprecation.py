@@ -1,7 +1,5 @@
 """The warning for names and arguments that will be removed."""
 
-from __future__ import annotations
-
 import inspect
 import warnings
 from pathlib import Path

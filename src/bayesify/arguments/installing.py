@@ -1,7 +1,5 @@
 """Import of optional packages, and advice on how to install them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import warnings

@@ -1,7 +1,5 @@
 """Conversion between plain data for files and dataclasses that contain arrays, numbers and strings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any, Self, get_args, get_origin, get_type_hints

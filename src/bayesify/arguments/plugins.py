@@ -1,7 +1,5 @@
 """Third-party methods: entry points of the group `bayesify.methods` in installed packages."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from importlib.metadata import entry_points

@@ -1,7 +1,5 @@
 """Parts of error messages: the name that the user probably meant, and the reason for a failure."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -131,7 +131,5 @@ def _places(
 
 def _addresses(shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
     """Memory offsets of the entries of a tensor from its first entry: [*shape]."""
-    found = torch.zeros(shape, dtype=torch.long)
-    for axis, (size, step) in enumerate(zip(shape, stride, strict=True)):
-        found += (torch.arange(size) * step).reshape(-1, *[1] * (len(shape) - axis - 1))
-    return found
+    last = sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return torch.arange(last + 1).as_strided(shape, stride)

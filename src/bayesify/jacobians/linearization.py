@@ -1,7 +1,5 @@
 """Linearization of a network around the current values of chosen weights, one batch at a time."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -109,12 +107,12 @@ class Jacobians:
         """Raise `ValueError` for layers whose outputs, in the current modes, are random or mix the examples of a batch."""
         check_deterministic(self.runner.network, evaluate=self.runner.evaluate)
 
-    def evaluating(self) -> Jacobians:
+    def evaluating(self) -> "Jacobians":
         """Jacobians of the network in evaluation mode."""
         return Jacobians(self.runner.evaluating(), self.names, output=self.output)
 
     @contextmanager
-    def held(self) -> Iterator[Jacobians]:
+    def held(self) -> Iterator[Self]:
         """Context manager that yields these Jacobians with one private copy of the network, which all passes in the context
         share. Without this context, each pass makes its own copy."""
         with self.runner.alone() as alone:
@@ -124,7 +122,7 @@ class Jacobians:
 
     def at(
         self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor] | None = None, *, differentiable: bool = False
-    ) -> Linearization:
+    ) -> "Linearization":
         """Run the network over a batch of B examples, given as positional and keyword inputs. Raises `ValueError` if the network
         mixes examples.
 
@@ -142,11 +140,21 @@ class Jacobians:
             uses = {name: own for name, own in uses.items() if all(use.rule not in partial for use in own)}
 
     def _known_uses(self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
-        """The rules that agreed with automatic differentiation on the first batch of the same kind (one or several examples)."""
-        # One example does not show whether the network reorders or mixes examples.
-        several = batch_size(args, kwargs) > 1
+        """The rules that agreed with automatic differentiation on the first batch of the same kind (one or several examples).
+
+        The compared examples are spread over the batch, because a single row may be all zeros. A network that sorts its examples
+        cannot be detected on sorted examples, so the comparison is repeated in reverse order.
+        """
+        several = (
+            batch_size(args, kwargs) > 1
+        )  # one example does not show whether the network reorders or mixes examples
         if several not in self._certified:
-            self._certified[several] = self._certify(args, kwargs, values)
+            args, kwargs = spread_rows(args, kwargs, NUM_WITNESSES)
+            with full_float32() if torch.cuda.is_available() else nullcontext():
+                uses = self._agreeing(self._candidates, args, kwargs, values)
+                if several:
+                    uses = self._agreeing(uses, *map_rows(lambda leaf: leaf.flip(0), args, kwargs), values)
+            self._certified[several] = uses
         return self._certified[several]
 
     def features(self, args: Args, kwargs: Kwargs) -> Features | None:
@@ -268,19 +276,6 @@ class Jacobians:
         """Value of a weight: the value in `values`, otherwise the network's own value."""
         return values[name] if name in values else self.runner.network.get_parameter(name)
 
-    def _certify(self, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
-        """The rules that agree with automatic differentiation on some examples, which are taken in two orders.
-
-        The examples are spread over the batch, because a single row may be all zeros. A network that sorts its examples cannot be
-        detected on sorted examples, so the comparison is repeated in reverse order.
-        """
-        args, kwargs = spread_rows(args, kwargs, NUM_WITNESSES)
-        with full_float32() if torch.cuda.is_available() else nullcontext():
-            uses = self._agreeing(self._candidates, args, kwargs, values)
-            if batch_size(args, kwargs) < 2:
-                return uses
-            return self._agreeing(uses, *map_rows(lambda leaf: leaf.flip(0), args, kwargs), values)
-
     def _agreeing(self, uses: Uses, args: Args, kwargs: Kwargs, values: Mapping[str, Tensor]) -> Uses:
         """The rules whose gradients agree with automatic differentiation, for a loss over the first half of the given examples."""
         fixed = {name: value.detach() for name, value in values.items()}
@@ -371,7 +366,7 @@ class Linearization:
         """Rules for a weight's derivatives, one per name of the weight; empty if the weight has no rule."""
         return self.rules.get(name, ())
 
-    def pull(self, vectors: Tensor) -> Gradients:
+    def pull(self, vectors: Tensor) -> "Gradients":
         r"""The products $v_{kb}^\top J_b$ for K vectors [K, B, ...], each with the shape of the outputs."""
         return Gradients(self, self.passed.pull(vectors), vectors)
 

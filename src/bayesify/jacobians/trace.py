@@ -1,7 +1,5 @@
 """One pass of a network that records the inputs of its layers and computes the gradients at their outputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -49,7 +47,7 @@ class Trace:
         """Outputs of the layers, call by call."""
         return [application.output for application in self.applications]
 
-    def pulled(self, grads: Sequence[Tensor | None]) -> Pulled:
+    def pulled(self, grads: Sequence[Tensor | None]) -> "Pulled":
         """Pair each call with its gradient in `grads`, which has one tensor [K, B, ...] for each entry of `taps`. An item of
         `grads` is `None` if the network's outputs do not depend on that entry of `taps`."""
         pairs = zip(self.applications, grads, strict=True)
@@ -66,7 +64,7 @@ class Trace:
         nodes = [application.node for application in self.applications]
         return len(nodes) == 1 and nodes[0] is not None and nodes[0] is self.outputs.grad_fn
 
-    def pull(self, vectors: Tensor) -> Pulled:
+    def pull(self, vectors: Tensor) -> "Pulled":
         """Gradients of `sum(vectors[k, b] * outputs[b])` with respect to the layers' outputs, for each k and b; `vectors` is
         [K, B, ...]."""
         if not self.applications or not self.outputs.requires_grad:
@@ -79,7 +77,7 @@ class Trace:
         finally:
             self.layers.pulls = False
 
-    def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> tuple[Pulled, Sequence[Tensor]]:
+    def pull_with(self, vector: Tensor, weights: Sequence[Tensor]) -> "tuple[Pulled, Sequence[Tensor]]":
         """Propagate one vector [B, ...] back to the layers' outputs and, in the same backward pass, to `weights`."""
         taps = self.taps
         grads: Sequence[Tensor | None] = [None] * (len(taps) + len(weights))
@@ -131,7 +129,7 @@ class Pulled:
     def __init__(self, found: list[tuple[Application, Tensor]], index: slice | None = None) -> None:
         self._found, self._index = found, index
 
-    def rows(self, index: slice) -> Pulled:
+    def rows(self, index: slice) -> "Pulled":
         """The gradients of some examples. The tensors of a layer are sliced only when they are read."""
         return Pulled(self._found, index)
 

@@ -1,12 +1,10 @@
 """Cached results of a module, which are computed once for each state of its parameters."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +27,7 @@ _NUMBERS = itertools.count()
 class _Scope(threading.local):
     """State of the contexts `settled` and `computed_anew` in the current thread."""
 
-    settled: dict[Results, _State | None] | None = None
+    settled: "dict[Results, _State | None] | None" = None
     anew = False
 
 
@@ -59,8 +57,8 @@ class Results:
         self._recent: dict[Hashable, tuple[Any, bool]] = {}
         self._sides: dict[torch.device, torch.cuda.Stream] = {}
 
-    def __reduce__(self) -> tuple[type[Results], tuple[()]]:
-        return Results, ()
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
 
     def cached(self, owner: nn.Module, key: Hashable, compute: Callable[[], Computed]) -> Computed:
         """Result of a computation on the owner's parameters, cached until they change if gradients and `vmap` are off."""

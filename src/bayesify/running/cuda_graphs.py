@@ -1,14 +1,12 @@
 """CUDA graphs for draws, training steps and function-space KLs. A graph replays many kernel launches as one, on fixed memory."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -90,8 +88,8 @@ class Captures(Generic[Made]):
         """Forget all kinds."""
         self._kinds.clear()
 
-    def __reduce__(self) -> tuple[type[Captures[Made]], tuple[int | None]]:
-        return Captures, (self._limit,)
+    def __reduce__(self) -> tuple[type[Self], tuple[int | None]]:
+        return type(self), (self._limit,)
 
 
 class Captured(Generic[Result]):

@@ -1,7 +1,5 @@
 """What a network takes and returns: inputs in any form, drawn weights as dictionaries, and outputs of any type."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -235,9 +233,8 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         kind = type(output)
         fields = {entry.name: getattr(output, entry.name) for entry in dataclasses.fields(output)}
-        missing = {key: None for key, value in fields.items() if value is None}
         present = {key: value for key, value in fields.items() if value is not None}
-        return present, lambda tree: kind(**missing, **tree)
+        return present, lambda tree: kind(**(dict.fromkeys(fields) | tree))
     if isinstance(output, Mapping) and type(output) is not dict:
         mapping: Any = type(output)
         return dict(output), lambda tree: mapping(**tree)

@@ -1,7 +1,5 @@
 """Search for the last layer of a network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any

@@ -75,10 +75,8 @@ class KnownModules:
         known, now = self._holders.get(place), len(state) if own else _attributes(state)
         if known is None or known[0]() is not module or known[1] != now:
             names = tuple(key for key in state.keys() - _STANDARD if _holds_modules(state[key], set()))
-            others: tuple[str, ...] = ()
-            for key in state.keys() - _STANDARD - {*names} if not own else ():
-                if type(state[key]) in _CONTAINERS and len(state[key]) <= MAX_CONTAINER_ENTRIES:
-                    others += (key,)
+            found = [key for key in state.keys() - _STANDARD - {*names} if type(state[key]) in _CONTAINERS and not own]
+            others = tuple(key for key in found if len(state[key]) <= MAX_CONTAINER_ENTRIES)
             known = self._holders[place] = weakref.ref(module), now, (names, others)
         return known[2]
 
@@ -452,10 +450,8 @@ def _holds_modules(value: Any, seen: set[int]) -> bool:
 
 def _parts(value: Any) -> list[Any]:
     """The objects to which a container, a bound method, a `functools.partial` or the `__dict__` of another object refers."""
-    if isinstance(value, dict):
-        return [*value.keys(), *value.values()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return list(value)
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        return entries_of(value)
     if isinstance(value, types.MethodType):
         return [value.__self__]
     if isinstance(value, functools.partial):

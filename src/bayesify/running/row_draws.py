@@ -1,7 +1,5 @@
 """Several draws in one batch. Each draw has its own rows, and the network, with its caches, runs once for all draws."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Self
 

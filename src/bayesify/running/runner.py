@@ -1,13 +1,11 @@
 """Ways to run draws through a network: one at a time in a loop, all at once with `vmap`, or as rows of one batch."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -144,8 +142,8 @@ class RunState:
         self.owners = {name.rpartition(".")[0] for name in names}
         self.numel = sum(weight.numel for weight in weights.values())
 
-    def __reduce__(self) -> tuple[type[RunState], tuple[Mapping[str, Weight]]]:
-        return RunState, (self._weights,)
+    def __reduce__(self) -> tuple[type[Self], tuple[Mapping[str, Weight]]]:
+        return type(self), (self._weights,)
 
     def decisions(self, modules: list[nn.Module]) -> Decisions:
         """Decisions for a network with these modules. Modules that are stored in attributes and not as children may be omitted."""
@@ -184,18 +182,18 @@ class Runner:
         self.evaluate = evaluate
         self.state = state or RunState(weights)
 
-    def evaluating(self) -> Runner:
+    def evaluating(self) -> "Runner":
         """The same network, in evaluation mode."""
         return Runner(self.network, self.weights, self.point_values, evaluate=True, state=self.state)
 
-    def snapshot(self) -> Runner:
+    def snapshot(self) -> "Runner":
         """The same network with its point estimates and buffers frozen at their current values."""
         kinds = self.network.named_parameters, self.network.named_buffers
         frozen = {name: value.detach().clone() for kind in kinds for name, value in kind(remove_duplicate=False)}
         return Runner(self.network, self.weights, frozen, evaluate=self.evaluate, state=self.state)
 
     @contextmanager
-    def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
+    def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> "Iterator[Pass]":
         """A runner with its own `LightCopy` of the network, for several passes or for hooks.
 
         With `share`, passes fill only the slots of the weights, so leaf modules without such slots are not copied. With `again`,
@@ -301,7 +299,7 @@ class Pass(Runner):
         return self if self.evaluate else super().evaluating()
 
     @contextmanager
-    def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> Iterator[Pass]:
+    def alone(self, *, hooks: bool = True, share: bool = False, again: bool = False) -> "Iterator[Pass]":
         """The pass itself."""
         yield self
 

@@ -5,8 +5,6 @@ through joblib. joblib's backend for Dask (1.6) waits forever for a job whose wo
 result before all jobs are finished.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings
@@ -16,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Self
 
 from bayesify.arguments.installing import how_to_install
 from bayesify.scale_out.workers import Finished, begin_worker
@@ -37,7 +35,7 @@ class Engine(ABC):
         self.workers, self.threads = workers, threads
         self._stack = ExitStack()
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -128,7 +126,7 @@ class _Processes(Engine):
 class _Dask(Engine):
     """The cluster of the current Dask client or of the configured address; if there is none, processes of this machine."""
 
-    def __enter__(self) -> _Dask:
+    def __enter__(self) -> Self:
         import dask
         from distributed import Client, LocalCluster, get_client
 
@@ -160,7 +158,7 @@ class _Dask(Engine):
 class _Ray(Engine):
     """The cluster to which Ray is connected, or the cluster of `RAY_ADDRESS`; if there is none, processes of this machine."""
 
-    def __enter__(self) -> _Ray:
+    def __enter__(self) -> Self:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -1,7 +1,5 @@
 """Batches from loaders: inputs, targets and example weights."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
@@ -38,7 +36,7 @@ class StackedBatch(Batch):
         """The batch of one model."""
         return Batch(*self.map(lambda leaf: leaf[index]))
 
-    def rows(self, index: slice | Tensor) -> StackedBatch:
+    def rows(self, index: slice | Tensor) -> "StackedBatch":
         """The examples at `index`, for each model."""
         return StackedBatch(*self.map(lambda leaf: leaf[:, index]))
 

@@ -101,8 +101,10 @@ def check(
     if first is not None:
         parts.append(rules.worse_than_start(first, score, held_out))
         parts.append(rules.less_calibrated(first, score) if held_out else [])
-    if losses:
-        parts.append(_convergence(losses))
+    if losses:  # averaged in windows, which bounds the cost
+        values, width = [float(value) for value in losses], -(-len(losses) // MAX_WINDOWS)
+        windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, width)]
+        parts.append(rules.convergence([], windows))
     return joined(parts)
 
 
@@ -124,11 +126,3 @@ def _information(prediction: Predictive) -> float:
     if isinstance(prediction, RegressionPredictive):
         return float((prediction.epistemic / prediction.variance).mean())
     return 1.0
-
-
-def _convergence(losses: Sequence[float]) -> list[Finding]:
-    """Return a finding if the losses are still falling. Long series are averaged in windows, which bounds the cost."""
-    values = [float(value) for value in losses]
-    width = -(-len(values) // MAX_WINDOWS)
-    windows = [fmean(values[place : place + width]) for place in range(0, len(values) - width + 1, max(1, width))]
-    return rules.convergence([], windows)

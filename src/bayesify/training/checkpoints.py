@@ -1,13 +1,11 @@
 """Checkpoint of a training run: everything that is needed to continue the run to a bit-identical result."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -71,8 +69,8 @@ class Checkpoint:
         header = {"library_version": __version__, "run": packed}
         tensor_files.write(path, "checkpoint", header, tensors)
 
-    @staticmethod
-    def read(path: Path) -> Checkpoint:
+    @classmethod
+    def read(cls, path: Path) -> Self:
         """Read a checkpoint from a file.
 
         Raises:
@@ -91,7 +89,7 @@ class Checkpoint:
                 "Checkpointing(path, resume=False)"
             )
         with altered(path):
-            return Checkpoint(**state)
+            return cls(**state)
 
     def check_fits(self, path: Path, settings: dict[str, Any], data: list[str], module: nn.Module, epochs: int) -> None:
         """Raise `ValueError` if this checkpoint belongs to another network, has other settings, or cannot be continued.

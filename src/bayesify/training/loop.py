@@ -1,7 +1,5 @@
 """The training loop: epochs, steps and checkpoints."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

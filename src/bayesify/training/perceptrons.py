@@ -1,11 +1,9 @@
 """The fast path of a `ModelStack`: R perceptrons with point estimates run together as products of stacked matrices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,8 +49,8 @@ class Perceptrons:
         self._prior = each.pow(-2).repeat_interleave(counts, dim=1), log_volumes
         self._masks: dict[float, Tensor] = {}
 
-    @staticmethod
-    def of(models: Sequence[nn.Module], first: nn.Module) -> Perceptrons | None:
+    @classmethod
+    def of(cls, models: Sequence[nn.Module], first: nn.Module) -> Self | None:
         """The fast path for models of one architecture, or `None` if there is none. `first` is a copy of the first model."""
         if type(first) is not BayesianNetwork or len(first.posteriors) != 1 or type(first.posterior) is not Point:
             return None
@@ -76,7 +74,7 @@ class Perceptrons:
                 elif type(part) is not nn.Dropout and not _acts_on_rows(part, width, like):
                     return None
         paths = {id(value): path for path, value in first.named_parameters()}
-        return Perceptrons(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
+        return cls(networks, {name: paths[id(first.posterior.value[name])] for name in names}, list(network))
 
     def take(self, x: Tensor, num_draws: int, first: Tensor) -> bool:
         """Whether the fast path supports rows [R, B, D], given the first weight [R, O, D]. Dropout allows only a single draw."""

@@ -1,6 +1,6 @@
 """Random streams of a training run: one for data and one for the network. The state of each stream can be restored."""
 
-from __future__ import annotations
+from __future__ import annotations  # annotations that name numpy.random would load it
 
 import functools
 import hashlib

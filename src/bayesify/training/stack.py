@@ -1,14 +1,12 @@
 """Many models of one architecture that train together: their parameters are stacked, and `vmap` runs them at once."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +33,16 @@ SEPARATOR = "|"
 """Replaces the dots in names of stacked parameters, because torch allows no dots there."""
 PREFIX = "likelihood."
 """Prefix of the names of a likelihood's parameters in a model."""
+
+
+class _Options(TypedDict):
+    phase: Phase
+    num_data: int
+    num_draws: int
+
+
+_Sources = Sequence[NoiseSource] | NoiseSource
+"""A source of noise for each model, or one source for all models."""
 
 
 class ModelStack(nn.Module, Trainable):
@@ -243,7 +251,7 @@ class ModelStack(nn.Module, Trainable):
             value.copy_(torch.stack([model.posterior.mean()[name] for model in models]))
         return joined.eval()
 
-    def train(self, mode: bool = True) -> ModelStack:
+    def train(self, mode: bool = True) -> Self:
         """Set the mode of all models."""
         self._template[0].train(mode)
         return super().train(mode)
@@ -379,16 +387,6 @@ class ModelStack(nn.Module, Trainable):
 
     def _values(self) -> dict[str, Tensor]:
         return {key: getattr(self, key) for key in dict.fromkeys(self._names.values())}
-
-
-class _Options(TypedDict):
-    phase: Phase
-    num_data: int
-    num_draws: int
-
-
-_Sources = Sequence[NoiseSource] | NoiseSource
-"""A source of noise for each model, or one source for all models."""
 
 
 def _generators(sources: _Sources) -> list[torch.Generator]:

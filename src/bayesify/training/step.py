@@ -1,7 +1,5 @@
 """A training step: objective, gradients, guard and optimizer."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -190,7 +188,11 @@ class Step:
             self._guard.end()
         self.taken += 1
         self._seen = first + len(window) - 1
-        self._step_scheduler(batch)
+        if self.scheduler is not None and settings.steps.scheduler == "step":
+            try:
+                self.scheduler.step()
+            except Exception as error:
+                raise BatchError(batch, error, self.taken) from error
         if self.taken % STEPS_BETWEEN_CHECKS == 0 or self.update.acts_in_steps:
             self.check()
         self.update.after_step()
@@ -250,14 +252,6 @@ class Step:
         if self.settings.steps.clip_norm is not None:
             self.model.clip_gradients(self.settings.steps.clip_norm, norm)
         self._guard.step()
-
-    def _step_scheduler(self, batch: int) -> None:
-        if self.scheduler is None or self.settings.steps.scheduler != "step" or self.update.takes_steps:
-            return
-        try:
-            self.scheduler.step()
-        except Exception as error:
-            raise BatchError(batch, error, self.taken) from error
 
     def _before_scheduler(self, batch: int) -> None:
         """Save the scheduler's state before this step, in case the step turns out not to be finite."""

@@ -1,7 +1,5 @@
 """Observation of a run of `fit` for its findings. Observing is cheap and does not affect the run's numbers."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

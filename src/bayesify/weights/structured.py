@@ -127,8 +127,7 @@ class StructuredWeight(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        args, kwargs = plain((args, kwargs or {}))
-        return func(*args, **kwargs)
+        return cls.fallback(func, args, kwargs or {})
 
 
 class UsedAgain(Exception):
