@@ -49,12 +49,12 @@ def materialize(left: Tensor, g: Tensor, right: Tensor) -> Tensor:
 def _entries(c: Tensor) -> Tensor:
     size = c.shape[-1]
     # Two axes are 5 times faster than more axes.
-    flat = c.reshape(-1, size).index_select(-1, exclusive_or(size, c.device).view(-1))
+    flat = c.reshape(-1, size).index_select(-1, _exclusive_or(size, c.device).view(-1))
     return flat.view(*c.shape, size)
 
 
 def _sums(matrix: Tensor) -> Tensor:
-    index = exclusive_or(matrix.shape[-1], matrix.device)
+    index = _exclusive_or(matrix.shape[-1], matrix.device)
     return matrix.gather(-1, index.expand(matrix.shape)).sum(-2)
 
 
@@ -79,22 +79,10 @@ class _Dyadic(Function):
         return _Dyadic.apply(value.movedim(in_dims[0], 0), sums), 0
 
 
-def exclusive_or(size: int, device: torch.device) -> Tensor:
-    """i ^ j at row i and column j, [D, D]; cached up to 256 x 256 unless operations are being traced or captured."""
-    known = _INDICES.get((size, device))
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    if known is not None and not watched:
-        return known
-    with torch.inference_mode(False), torch.no_grad():
-        index = torch.arange(size, device=device)
-        made = index.unsqueeze(-1) ^ index
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if size <= 256 and not watched and not capturing:
-        _INDICES[size, device] = made
-    return made
-
-
-_INDICES: dict[tuple[int, torch.device], Tensor] = {}
+def _exclusive_or(size: int, device: torch.device) -> Tensor:
+    """i ^ j at row i and column j, [D, D]."""
+    index = torch.arange(size, device=device)
+    return index.unsqueeze(-1) ^ index
 
 
 def geometry(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
