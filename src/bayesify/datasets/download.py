@@ -41,8 +41,9 @@ Check = Callable[[Mapping[str, np.ndarray]], None]
 
 def cache_folder() -> Path:
     """The folder for downloads: `BAYESIFY_CACHE`, or `bayesify` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get(CACHE_VARIABLE) or Path(base) / "bayesify")
+    if given := os.environ.get(CACHE_VARIABLE):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bayesify"
 
 
 def obtain(
