@@ -327,6 +327,7 @@ PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
         "cifar10_mfvi": _function_space,
         "cifar10_map": _function_space,
         "cifar10_map_long": _function_space,
+        "cifar10_map_90": _function_space,
     },
     "subnetwork": {"corrupted_cifar*": _corrupted_cifar},
 }
