@@ -13,7 +13,7 @@ from scipy import stats
 import bayesify
 from bayesify.sklearn import BayesianRegressor, recipe
 from bayesify.sklearn.columns import Columns
-from bayesify.sklearn.empty_cells import EmptyCells
+from bayesify.sklearn.empty_cells import EmptyCells, is_empty
 from bayesify.sklearn.recalibration import PRIOR_ROWS
 
 ROWS = 400
@@ -73,6 +73,51 @@ def test_an_unknown_number_that_matters_gives_wide_intervals(tmp_path):
     note = f"{model.fitted_.empty.factors[0]:.2f} times for 'age'."
     assert [text.endswith(note) for text in again.choices_["left_out"]] == [True]
     assert np.array_equal(again.predict_interval(new)[1], upper)
+
+
+def test_an_unknown_text_that_matters_gives_wide_intervals(tmp_path):
+    """Each of 12 texts has its own effect, and a fifth of the texts are empty; new rows, 5 standard errors."""
+    draw = np.random.default_rng(0)
+    codes, other = draw.integers(12, size=ROWS + 2000), draw.normal(size=ROWS + 2000)
+    y = np.linspace(-2, 2, 12)[codes] + 0.2 * draw.normal(size=ROWS + 2000)
+    kind = np.array(list("abcdefghijkl"), dtype=object)[codes]
+    kind[draw.random(ROWS + 2000) < 0.2] = None
+    frame = pandas.DataFrame({"other": other, "kind": kind})
+    options = {"likelihood": "heteroscedastic_gaussian", "target_transform": "none", "hidden": (16,), "epochs": 60}
+    model = BayesianRegressor(**options, random_state=0).fit(frame[:ROWS], y[:ROWS])
+    new, empty = frame[ROWS:], frame["kind"].isna().to_numpy()
+    lower, upper = model.predict_interval(new)
+    inside = ((lower <= y[ROWS:]) & (y[ROWS:] <= upper))[empty[ROWS:]].mean()
+    errors = np.sqrt(0.09 / empty[ROWS:].sum() + 0.09 / empty[:ROWS].sum())  # of the new rows and of the factor
+    assert model.fitted_.empty.factors[0] > 1.2
+    assert inside > 0.9 - 5 * errors
+    bayesify.save(model, tmp_path / "model.safetensors")
+    again = bayesify.load(tmp_path / "model.safetensors")
+    assert again.fitted_.empty == model.fitted_.empty
+    note = f"{model.fitted_.empty.factors[0]:.2f} times for 'kind'."
+    assert [text.endswith(note) for text in again.choices_["left_out"]] == [True]
+    assert np.array_equal(again.predict_interval(new)[1], upper)
+
+
+def test_empty_texts_are_found_among_the_inputs():
+    """Column "rare" has only the input of rare texts, "whole" has no empty cell, and "one" has a single text."""
+    columns = {
+        "age": [np.nan, *range(39)],
+        "whole": ["a", "b"] * 20,
+        "kind": [None, *["a", "b", "c"] * 13],
+        "rare": [None, None, *(f"text {row // 2}" for row in range(38))],
+        "one": ["a"] * 37 + [None] * 3,
+    }
+    learned, inputs = Columns.learn(pandas.DataFrame(columns), "test", None, None, lambda y, weights: y)
+    preparation = learned.preparation
+    names = preparation.owners(learned.schema)
+    assert [{names[place] for place in own} for own in preparation.text_marks] == [{"kind"}, {"rare"}, {"one"}]
+    for own, name in zip(preparation.text_marks, ("kind", "rare", "one"), strict=True):
+        assert is_empty(inputs, own).tolist() == [text is None for text in columns[name]]
+    both = EmptyCells.of(
+        (*preparation.marks, *preparation.text_marks), np.tile(inputs, (30, 1)), normal_scores(1200, 2.0), np.ones(1200)
+    )
+    assert both.note(learned).count(" times for ") == len(both.factors) == len(both.places) + len(both.texts)
 
 
 def test_the_note_names_the_columns_in_which_a_cell_is_empty():

@@ -33,7 +33,7 @@ from bayesify.predictive.transformed import TargetTransform
 from bayesify.priors import Neal
 from bayesify.running.generators import own_generators
 from bayesify.sklearn.columns import Columns
-from bayesify.sklearn.empty_cells import MIN_EMPTY_ROWS, EmptyCells
+from bayesify.sklearn.empty_cells import MIN_EMPTY_ROWS, EmptyCells, Mark, is_empty, marks_of
 from bayesify.sklearn.fitted import FitReport, FittedTable, HeldOut, as_inputs, predict_scaled
 from bayesify.sklearn.later_rows import LaterRows, find_time, latest_rows
 from bayesify.sklearn.networks import NetworkShape, own_network
@@ -731,7 +731,7 @@ def _judged_out_of_fold(fitted: FittedTable, chosen: _Members, rows: Rows, setti
         units = replace(units, extremes=(float(chosen.candidate.rows.y.min()), float(chosen.candidate.rows.y.max())))
     u, ties = _drawn_places(units.predictive(found), y, settings)
     recalibrated = one and settings.noise is None
-    marks = () if fitted.columns is None else fitted.columns.preparation.marks
+    marks = marks_of(fitted.columns)
     recalibration, empty = (
         _recalibrate(u[:, 0].numpy(), rows, marks) if recalibrated else (Recalibration(), EmptyCells())
     )
@@ -802,15 +802,15 @@ def fit_temperatures(found: ClassificationPredictive, rows: Rows, folds: np.ndar
     return logs.exp()[(torch.cat((total, by_fold @ others), 1) + penalty[:, None]).argmin(0)]
 
 
-def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[int]) -> tuple[Recalibration, EmptyCells]:
+def _recalibrate(u: np.ndarray, rows: Rows, marks: Sequence[Mark]) -> tuple[Recalibration, EmptyCells]:
     """A recalibration map that is fitted to the stated probabilities u [N], and factors for rows with empty cells.
 
     Factors are computed only for columns with at least `MIN_EMPTY_ROWS` empty cells. The map is fitted without the rows that have
     an empty cell in such a column, if at least half of all rows and at least `MIN_ROWS` rows remain. The larger errors of rows
     with empty cells would otherwise widen the intervals of all rows.
     """
-    marks = [place for place in marks if rows.weights[rows.x[:, place] > 0].sum() >= MIN_EMPTY_ROWS]
-    complete = (rows.x[:, marks] == 0).all(1)
+    marks = [mark for mark in marks if rows.weights[is_empty(rows.x, mark)].sum() >= MIN_EMPTY_ROWS]
+    complete = ~np.any([np.zeros(len(u), bool), *(is_empty(rows.x, mark) for mark in marks)], axis=0)
     used = complete if rows.weights[complete].sum() >= max(MIN_ROWS, 0.5 * rows.num_data) else np.full(len(u), True)
     found = Recalibration.of(u[used], rows.weights[used])
     seen = found(torch.from_numpy(u)).numpy()

@@ -120,6 +120,17 @@ class Preparation(Plain):
         return tuple(range(place, place + int(self.kept[len(self.medians) :][: len(self.marked)].sum())))
 
     @property
+    def text_marks(self) -> tuple[tuple[int, ...], ...]:
+        """For each text column with empty cells in the training rows, the indices of the inputs that are all 0 if empty."""
+        places, start, found = np.cumsum(self.kept) - 1, len(self.medians) + len(self.marked), list[tuple[int, ...]]()
+        for index, own in enumerate(self.levels):
+            inputs = np.arange(start, start + len(own) + 1)
+            start += len(own) + 1
+            if index not in self.full and self.kept[inputs].any():
+                found.append(tuple(places[inputs[self.kept[inputs]]].tolist()))
+        return tuple(found)
+
+    @property
     def alternatives(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Two alternative sets of inputs for categories with many levels: the inputs for single levels, and the level means."""
         of_levels, of_means = np.zeros((2, len(self.kept)), dtype=bool)
