@@ -32,7 +32,8 @@ _HASH_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _GOLDEN_RATIO_BITS = 0x9E3779B9
 
 _DECOMPOSITIONS: dict[Any, Any] = {
-    torch.ops.aten._foreach_addcmul.Scalar: lambda *lists: [torch.addcmul(*each) for each in zip(*lists, strict=True)]
+    getattr(torch.ops.aten, name).Scalar: lambda *lists: [torch.addcmul(*each) for each in zip(*lists, strict=True)]
+    for name in ("_foreach_addcmul",)
 }
 
 
