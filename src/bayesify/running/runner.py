@@ -310,7 +310,6 @@ class Pass(Runner):
         return self._known
 
     def module(self, original: nn.Module) -> nn.Module:
-        """The copy of one of the network's own modules."""
         return original if self._copy is None else self._copy[original]
 
     def give_back(self) -> None:
@@ -321,7 +320,6 @@ class Pass(Runner):
     def call(
         self, values: WeightDict, args: Args, kwargs: Kwargs, *, protect: bool = True, method: str = "__call__"
     ) -> Any:
-        """See `Runner`."""
         if protect:
             args, kwargs = Untouched(args, kwargs).take()
         named = {**self.point_values, **values}
@@ -377,7 +375,6 @@ class Pass(Runner):
     def run(
         self, values: WeightDict, args: Args, kwargs: Kwargs, *, mode: Mode | None = None, buffers: Buffers = None
     ) -> Any:
-        """See `Runner`."""
         num_draws = count_draws(values)
         mode = mode or self.mode(num_draws)
         if mode == "vmap" and next(iter(values.values())).is_cuda:

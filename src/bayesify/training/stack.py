@@ -163,7 +163,6 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def training_draws(self) -> int:
-        """Recommended number of draws per step for each model."""
         return int(self._template[0].training_draws)
 
     @property
@@ -173,11 +172,9 @@ class ModelStack(nn.Module, Trainable):
 
     @property
     def noise_per_example(self) -> bool:
-        """Whether the models draw noise for each example."""
         return bool(self._template[0].noise_per_example)
 
     def check_ready(self) -> None:
-        """Raise `ValueError` if a model lacks something that training needs."""
         for model in self._models if not self._shared else ():
             model.check_ready()
 
@@ -195,17 +192,10 @@ class ModelStack(nn.Module, Trainable):
         num_draws: int = 1,
         generator: Randomness = None,
     ) -> tuple[Tensor, Tensor]:
-        """Both terms of each model's objective, in nats, scaled to the model's whole dataset.
+        """Expected log-likelihood and KL of each model, [R, S] each, in nats, scaled to the model's whole dataset.
 
-        Args:
-            batch: Rows for all models, or a `StackedBatch` with separate rows for each model.
-            phase: See `Trainable.terms`.
-            num_data: Number N of examples.
-            num_draws: Number S of draws.
-            generator: Source of randomness, if the models have no seeds.
-
-        Returns:
-            Expected log-likelihood and KL, [R, S] each.
+        The batch has rows for all models; a `StackedBatch` has separate rows for each model. Models with seeds use their own
+        randomness instead of `generator`.
         """
         options: _Options = {"phase": phase, "num_data": num_data, "num_draws": num_draws}
         found = self._by_products(batch, **options)
