@@ -145,7 +145,7 @@ def split_rows(args: Args, kwargs: Kwargs, rows: int) -> Iterator[tuple[Any, dic
 
 
 def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, Any]]:
-    """At most `rows` examples, taken alternately from both halves of the batch. Inputs without examples stay whole."""
+    """At most `rows` examples, taken alternately from both halves of the batch. Inputs without one entry per example stay whole."""
     total = batch_size(args, kwargs)
     count = min(rows, total)
     places = [(total - 1) * place // max(1, count - 1) for place in range(count)]

@@ -21,7 +21,7 @@ PROBED_ROWS = 4
 
 
 def parse_bytes(size: int | str) -> int:
-    """A number of bytes from an integer or from text such as `"1GiB"`. Raises `ValueError` unless it is positive."""
+    """A number of bytes from an integer or from text such as `"1GiB"`. Raises `ValueError` for anything else."""
     text = str(size).strip()
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text)
     if isinstance(size, bool) or match is None or match[2].upper() not in UNITS or float(match[1]) <= 0:

@@ -53,10 +53,9 @@ class Engine(ABC):
     def wait(self, handles: list[Any]) -> Any:
         """Wait until one of the jobs has ended, and return the handle of this job."""
 
-    def result(self, handle: Any) -> Finished:
-        """The outcome of a job. Raise an error if the job's worker died."""
-        finished: Finished = handle.result()
-        return finished
+    def result(self, handle: Any) -> Any:
+        """The outcome of a job, a `Finished`. Raise an error if the job's worker died."""
+        return handle.result()
 
     def cancel(self, handles: Iterable[Any]) -> None:
         """Cancel submitted jobs."""
@@ -182,9 +181,8 @@ class _Ray(Engine):
     def wait(self, handles: list[Any]) -> Any:
         return self._ray.wait(handles, num_returns=1)[0][0]
 
-    def result(self, handle: Any) -> Finished:
-        finished: Finished = self._ray.get(handle)
-        return finished
+    def result(self, handle: Any) -> Any:
+        return self._ray.get(handle)
 
     def cancel(self, handles: Iterable[Any]) -> None:
         for handle in handles:

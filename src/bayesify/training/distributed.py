@@ -85,31 +85,26 @@ class Processes:
             self._fabric.barrier()
 
     def batches(
-        self, loader: Iterable[Any], iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
+        self, loader: Any, iterate: Callable[[Iterable[Any]], Iterator[Any]], reader: BatchReader | None
     ) -> Iterator[tuple[Batch, int, int]]:
         """For each batch: this process's part, the number of examples in the part, and the number in the whole batch.
 
         If a batch has fewer examples than there are processes, a process without a part gets one example, which does
         not count.
         """
+        sampler: _PartSampler | None = None
         indexed = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
-        if self._fabric is not None and indexed and isinstance(loader, DataLoader) and loader.batch_sampler is not None:
+        if self._fabric is not None and indexed and loader.batch_sampler is not None:
             sampler = _PartSampler(loader.batch_sampler, self.rank, self.count)
             kept = {key: getattr(loader, key) for key in KEPT_OPTIONS}
-            for item in iterate(DataLoader(loader.dataset, batch_sampler=sampler, **kept)):
-                batch, whole = parse_batch(item, reader), sampler.sizes.popleft()
-                yield batch, _part(whole, self.rank, self.count), whole
-            return
+            loader = DataLoader(loader.dataset, batch_sampler=sampler, **kept)
         for item in iterate(loader):
             batch = parse_batch(item, reader)
-            whole, own = len(batch), _part(len(batch), self.rank, self.count)
-            if self._fabric is not None:
+            whole = len(batch) if sampler is None else sampler.sizes.popleft()
+            own = len(range(self.rank, whole, self.count))
+            if self._fabric is not None and sampler is None:
                 batch = batch.rows(slice(self.rank, None, self.count) if own else slice(0, 1))
             yield batch, own, whole
-
-
-def _part(size: int, rank: int, count: int) -> int:
-    return len(range(rank, size, count))
 
 
 class _PartSampler:

@@ -169,14 +169,12 @@ def catalog(network: nn.Module) -> Catalog:
     function that runs one of its modules, because a copy of the network would run the original module.
     """
     _check_functions(network)
-    names: dict[int, list[str]] = {}
-    tensors: dict[int, Tensor] = {}
+    named: dict[int, tuple[Tensor, list[str]]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         if isinstance(parameter, nn.UninitializedParameter):
             raise ValueError(f"bayesianize: {name} is uninitialized; run one batch through the lazy network first")
-        names.setdefault(id(parameter), []).append(name)
-        tensors[id(parameter)] = parameter
-    if not names:
+        named.setdefault(id(parameter), (parameter, []))[1].append(name)
+    if not named:
         raise ValueError(
             f"bayesianize: {type(network).__name__} has no parameters; give a network with at least one weight"
         )
@@ -184,8 +182,7 @@ def catalog(network: nn.Module) -> Catalog:
     positions: dict[str, int] = {}
     order = {path: index for index, (path, _) in enumerate(network.named_modules(remove_duplicate=False))}
     last_norm = max((order[path] for path in tracking_layers(network)), default=-1)
-    for key, (name, *aliases) in names.items():
-        tensor = tensors[key]
+    for tensor, (name, *aliases) in named.values():
         owner, _, leaf = name.rpartition(".")
         weight = _describe(network.get_submodule(owner), owner, leaf, name, tensor, tuple(aliases))
         if weight.kind in ("matrix", "lookup"):
