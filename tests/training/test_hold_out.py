@@ -154,3 +154,23 @@ def test_a_best_look_that_came_early_is_waited_for_less():
     assert [waited(StoppedSteps(patience=15), last) for last in (1, 10, 11, 16, 20, 50)] == [8, 8, 9, 12, 15, 15]
     assert [waited(StoppedSteps(patience=7, early_patience=5), last) for last in (1, 6, 7, 9, 50)] == [5, 5, 6, 7, 7]
     assert StoppedSteps(patience=5).has_ended(6, 1)
+
+
+def test_factors_of_the_inputs_end_in_the_first_layer():
+    """Training with factors equals training on scaled inputs; the first layer then takes plain inputs. A factor of 0 hides an
+    input."""
+    torch.manual_seed(0)
+    x, factor = torch.randn(ROWS, 2), torch.tensor([2.0, 0.0])
+    y, held = torch.stack([x.sum(1, keepdim=True)] * FOLDS), np.arange(FOLDS)[:, None] == make_folds(ROWS, FOLDS, 0)
+    nets, steps = [make_net() for _ in range(FOLDS)], StoppedSteps(batch_size=16, max_steps=40, check_every=10)
+    scaled, plain = (make_stack(nets, HeteroscedasticGaussian()) for _ in range(2))
+    expected, predicted = train_held_out(scaled, x * factor, y, held, steps, halves=True)
+    found, judged = train_held_out(plain, x, y, held, steps, halves=True, factors=factor.expand(FOLDS, -1))
+    assert found.tolist() == expected.tolist()
+    assert judged is not None
+    assert predicted is not None
+    assert torch.equal(judged, predicted)
+    with torch.no_grad():
+        outputs = plain(x.expand(FOLDS, -1, -1))
+        torch.testing.assert_close(outputs, scaled((x * factor).expand(FOLDS, -1, -1)))
+        assert torch.equal(outputs, plain((x + torch.tensor([0.0, 5.0])).expand(FOLDS, -1, -1)))

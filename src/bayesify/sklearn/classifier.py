@@ -20,11 +20,12 @@ from bayesify.tables.level_means import class_scores
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[misc]
     """Classification by Bayesian networks on arrays or data frames, with a softmax over two or more classes.
 
-    The default method, `"auto"`, is an ensemble of five networks. Each network holds out a different fifth of the rows and stops at
-    the step that predicts its held-out rows best; see [the page](../scikit-learn.md). The columns of a pandas frame may contain
-    numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs are scaled with the statistics of
-    the training rows. Everything runs on the CPU. Named methods (every `method` except `"auto"`) use float64. A row of weight k
-    counts as k copies of the row. If all rows fit into one batch, the weighted row and its k copies give bitwise equal results.
+    The default method, `"auto"`, is an ensemble of ten networks, in five pairs. Each pair holds out a different fifth of the
+    rows. Each network stops at the step that predicts its held-out rows best; see [the page](../scikit-learn.md). The columns
+    of a pandas frame may contain numbers, text, categories, dates, booleans and missing cells; see `bayesify.tables`. Inputs
+    are scaled with the statistics of the training rows. Everything runs on the CPU. Named methods (every `method` except
+    `"auto"`) use float64. A row of weight k counts as k copies of the row. If all rows fit into one batch, the weighted row and
+    its k copies give bitwise equal results.
 
     Args:
         method: `"auto"`; a name or alias of a method, such as `"mean_field"`, `"ensemble"` or `"laplace"` (`bayesify methods`
@@ -36,7 +37,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):  # type: ignore[mi
             others). The default is `"silu"`, or `"tanh"` for named methods.
         network: Your own network, which replaces `hidden`; only for named methods. The network, which is copied, maps
             [B, columns] to [B, classes].
-        method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`.
+        method_options: Arguments of the method's posterior or recipe, such as `{"members": 10}`. For `"auto"`, `members` is the
+            number of pairs of networks.
         prior_scale: Scale of the prior. The prior standard deviation of a weight is `prior_scale / sqrt(fan_in)`, or
             five times this for `"auto"`.
         epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori, takes a

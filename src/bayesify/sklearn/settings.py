@@ -65,6 +65,7 @@ class Settings:
         epochs: For named methods, the number of passes over the data in the main phase; for the default method, the maximum
             number of steps.
         num_classes: Number of classes of the table; 0 for a regression.
+        num_scaled: Number of network inputs that are scaled numbers. They come before the piecewise-linear encodings.
         linear: Whether the default method trains linear models instead of networks.
         owner: Name of the estimator, for messages.
     """
@@ -89,6 +90,7 @@ class Settings:
     seed: int = 0
     progress: bool = False
     num_classes: int = 0
+    num_scaled: int = 0
     linear: bool = False
     owner: str = "BayesianRegressor"
 

@@ -54,6 +54,11 @@ class Encoding(Plain):
         bounds = tuple(_bounds(column, weights) for column in inputs.T)
         return replace(cls.scaled(inputs, weights), bounds=bounds, soft_limit=True)
 
+    @property
+    def num_scaled(self) -> int:
+        """Number of scaled inputs. The piecewise-linear encodings follow them."""
+        return len(self.mean) - len(self.left_out)
+
     def __call__(self, inputs: np.ndarray) -> np.ndarray:
         """Inputs of a network, [N, E]."""
         z = (inputs - self.mean) / self.std

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -71,6 +72,7 @@ def train_held_out(
     seed: int = 0,  # seed of batches and dropout
     progress: str = "",  # label of the display of the steps and the time left; empty for no display
     halves: bool = False,
+    factors: Tensor | None = None,  # factors of the inputs of each network, [R, D]
 ) -> tuple[np.ndarray, Tensor | None]:
     r"""Train R networks together and in place with `fit`. Each network trains on the rows that it does not hold out.
 
@@ -78,13 +80,16 @@ def train_held_out(
     compares a network's `Likelihood.held_out_score` on its held-out rows with its best score so far. Training ends when no
     network has improved for some time. Each network then returns to the weights of its own best check.
 
+    With `factors`, each network trains on its own multiple of the inputs. At the end, its first layer, which must be linear, is
+    multiplied by the factors, so that the network takes plain inputs.
+
     The result contains the best steps, [R]. If `halves` is true, it also contains predictions for held-out rows, [R, N, outputs],
     and 0 for training rows. Each half of a network's held-out rows is then predicted at the step that is best for the other half.
     With few rows, the score of a half at its own best step would be too optimistic.
     """
     omega = torch.ones(len(x), dtype=x.dtype) if weights is None else weights.to(x.dtype)
     batches, num_examples = _batches(x, y, omega, held, steps)
-    outside = _padded(x, y, omega, held)
+    outside = _scaled(_padded(x, y, omega, held), factors)
     assert outside.weights is not None
     best, judged = _Best(members, outside.weights), _Halves(outside.weights, held) if halves else None
 
@@ -107,8 +112,12 @@ def train_held_out(
         fit(
             members, batches, epochs=steps.looks, num_data=num_data, kl_weight=num_data / num_examples, num_draws=1,
             optimizer=steps.optimizer, scheduler=steps.scheduler, callbacks=[look], seed=seed, progress=False,
+            read_batch=partial(_scaled, factors=factors),
         )  # fmt: skip
     best.restore()
+    if factors is not None:
+        with torch.no_grad():
+            next(members.parameters()).mul_(factors.unsqueeze(1))  # weight of the first layer, [R, H, D]
     return steps.check_every * best.at, None if judged is None else judged.of_rows()
 
 
@@ -122,6 +131,11 @@ def _batches(
     scaled = omega * torch.tensor([1 / mean for mean in means], dtype=x.dtype).unsqueeze(1)  # [R, N]
     rows = x.expand(len(y), *x.shape)
     return StackedBatches(rows, y, steps.batch_size, steps.check_every, scaled, used), num_examples
+
+
+def _scaled(batch: StackedBatch, factors: Tensor | None) -> StackedBatch:
+    """The batch with its inputs [R, B, D] times the factors [R, D]."""
+    return batch if factors is None else StackedBatch(batch.x * factors.unsqueeze(1), batch.y, batch.weights)
 
 
 class _Best:
