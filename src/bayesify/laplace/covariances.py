@@ -195,11 +195,12 @@ class FullCovariance(WeightCovariance):
         if not self.diagonalize():
             return torch.stack([self.rescaled(factor).outputs(gradients) for factor in factors])
         basis = self._eigen[1]
-        rows = self._rows(gradients).to(basis).movedim(1, 0)  # [B, K, S]
+        rows = self._rows(gradients).to(basis)  # [K, B, S]; a product with a transposed view of it is 3 times as slow
+        turned = (rows @ basis).movedim(1, 0)
         if not self._is_partial:
-            return self._by_factor(rows @ basis, None, factors)
-        scaled = rows * self.prior.rsqrt()
-        return self._by_factor(rows @ basis, scaled @ scaled.mT.contiguous(), factors)
+            return self._by_factor(turned, None, factors)
+        scaled = (rows * self.prior.rsqrt()).movedim(1, 0)
+        return self._by_factor(turned, scaled @ scaled.mT.contiguous(), factors)
 
     @property
     def _is_partial(self) -> bool:
