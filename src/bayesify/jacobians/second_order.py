@@ -18,13 +18,9 @@ SPATIAL_DIMS = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
 
 
 class DifferentiableLayers(TorchFunctionMode):
-    """Mode that replaces convolutions and batch normalization by the layers of this module.
+    """Mode that replaces convolutions and batch normalization by the layers of this module."""
 
-    `pulls` is true during a backward pass that needs only the gradients at the layers' outputs; gradients with respect to weights
-    are then skipped.
-    """
-
-    pulls = False
+    pulls = False  # true during a backward pass that skips the gradients with respect to weights
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

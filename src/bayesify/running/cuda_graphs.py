@@ -23,18 +23,13 @@ Made = TypeVar("Made")
 
 @dataclass
 class Kind(Generic[Made]):
-    """One kind of call: the state of its last call, the number of calls, the capture (if there is one), and whether a capture
-    failed.
+    """One kind of call, and its capture if there is one."""
 
-    The capture depends on the kind and on the state, for example on the addresses of the tensors that the capture reads. `held`
-    is an object that must live as long as this entry, for example a generator whose id is part of the kind.
-    """
-
-    state: Any
-    calls: int = 0
+    state: Any  # what the capture depends on besides the kind, for example the addresses of the tensors that it reads
+    calls: int = 0  # number of calls in this state
     made: Made | None = None
-    refused: bool = False
-    held: object = None
+    refused: bool = False  # whether a capture failed
+    held: object = None  # object that must live as long as this entry, such as a generator whose id is in the kind
 
 
 class Captures(Generic[Made]):
@@ -44,14 +39,12 @@ class Captures(Generic[Made]):
     again and the old graph is dropped. A failed capture is not tried again in the same state. Calls then run without a graph, and
     `reason` says why. Graphs belong to a process and to the memory of their owner, so copies and pickles of this object are
     empty.
-
-    Only the `limit` most recently used kinds are kept. `reason` is empty as long as no capture has failed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        self._limit = limit
+        self._limit = limit  # number of most recently used kinds that are kept
         self._kinds: dict[Hashable, Kind[Made]] = {}
-        self.reason = ""
+        self.reason = ""  # why a capture failed
 
     def known(self, kind: Hashable) -> Kind[Made] | None:
         """The entry for a kind; the kind now counts as the most recently used one."""

@@ -102,10 +102,6 @@ class LightCopy:
     With `hooks=True`, hooks can be registered on the copy's modules. `owners` are the paths of the modules whose slots will be
     filled. If `owners` is given and `hooks` is false, some leaf modules are shared instead of copied: torch's own modules that
     are not in `owners` and that a pass does not change.
-
-    `root` is the copy of the whole network, and `owned` has the copies of the owners by path. The copy is not `complete` if
-    the network is compiled, because compiled code runs only the original module object. `places` are the slots that the last
-    pass filled.
     """
 
     def __init__(
@@ -128,9 +124,9 @@ class LightCopy:
         self._scripted: list[tuple[nn.Module, nn.Module]] = []
         self._containers: dict[int, tuple[Any, Any, list[Any]]] = {}
         self._filled: set[int] = set()
-        self.owned: dict[str, nn.Module] = {}
-        self.complete = True
-        self.places: Places = ([], [])
+        self.owned: dict[str, nn.Module] = {}  # copies of the owners, by path
+        self.complete = True  # false for a compiled network, because compiled code runs only the original module
+        self.places: Places = ([], [])  # slots that the last pass filled
         self._records: tuple[Record, Record] | None = None
         self.root = self._copy(network, "")
         if self._owners is not None and len(self.owned) < len(self._owners):

@@ -86,11 +86,7 @@ class RowCost(NamedTuple):
 
 
 class Decisions:
-    """Decisions on how to run a network; they are valid as long as the network has the same modules of the same types.
-
-    `row_costs` maps the shapes and types of a network's inputs to the number of bytes that the activations and the output need
-    per example.
-    """
+    """Decisions on how to run a network; they are valid as long as the network has the same modules of the same types."""
 
     def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
         self._modules = modules  # keeps the modules alive, so that their ids stay unique
@@ -103,7 +99,7 @@ class Decisions:
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
         self._configured = [module for module in modules if "config" in module.__dict__]
         self.vmaps = Vmaps()
-        self.row_costs: dict[Hashable, RowCost] = {}
+        self.row_costs: dict[Hashable, RowCost] = {}  # by shapes and types of the inputs
 
     def hold(self, modules: list[nn.Module]) -> bool:
         """Whether the decisions were made for these modules of these types, and perhaps for others."""
@@ -129,8 +125,6 @@ class RunState:
 
     Decisions are made again when the modules of the network, or their types, have changed. Copies and pickles of this object are
     empty, because its content refers to the module objects of one network.
-
-    `owners` are the paths of the modules from which the weights were taken, and `aliases` the further names of tied weights.
     """
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
@@ -139,7 +133,7 @@ class RunState:
         self._decisions: Decisions | None = None
         self.aliases = {name: tuple(weight.aliases) for name, weight in weights.items() if weight.aliases}
         names = [*weights, *(alias for aliases in self.aliases.values() for alias in aliases)]
-        self.owners = {name.rpartition(".")[0] for name in names}
+        self.owners = {name.rpartition(".")[0] for name in names}  # paths of the modules from which weights were taken
         self.numel = sum(weight.numel for weight in weights.values())
 
     def __reduce__(self) -> tuple[type[Self], tuple[Mapping[str, Weight]]]:
@@ -279,20 +273,16 @@ class Runner:
 
 
 class Pass(Runner):
-    """A runner whose network is a private copy or is protected by a lock. It fills the network's slots and runs the network.
-
-    If the network itself runs instead of a copy, `places` are the slots that the last pass filled. `unchanged` says whether
-    `give_back` found the copy unchanged.
-    """
+    """A runner whose network is a private copy or is protected by a lock. It fills the network's slots and runs the network."""
 
     def __init__(self, runner: Runner, copied: LightCopy | None) -> None:
         network = runner.network if copied is None else copied.root
         super().__init__(network, runner.weights, runner.point_values, evaluate=runner.evaluate, state=runner.state)
         self._copy = copied
-        self.places: Places = ([], [])
+        self.places: Places = ([], [])  # slots that the last pass filled, if the network itself runs instead of a copy
         self._known: Decisions | None = None
         self._keeps_state = True
-        self.unchanged = False
+        self.unchanged = False  # whether `give_back` found the copy unchanged
 
     def evaluating(self) -> Runner:
         """This pass if it is in evaluation mode; otherwise a runner of the same network in evaluation mode."""

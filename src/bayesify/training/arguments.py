@@ -237,11 +237,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Run:
-    """Options of a run, except the network, data, optimizer and scheduler; see `fit`.
-
-    `num_data_given` says whether the caller gave the number of examples. If it is true, the first epoch checks this number. For
-    `rescales` see `LearnedNoise`.
-    """
+    """Options of a run, except the network, data, optimizer and scheduler; see `fit`."""
 
     settings: Settings
     seed: int
@@ -250,9 +246,9 @@ class Run:
     checkpoint: Checkpointing | None = None
     callbacks: Sequence[Callback] = ()
     progress: bool = False
-    num_data_given: bool = False
+    num_data_given: bool = False  # whether the caller gave the number of examples, which the first epoch then checks
     update: Update = field(default_factory=Update)
-    rescales: bool = False
+    rescales: bool = False  # see `LearnedNoise`
 
 
 @checked

@@ -45,7 +45,7 @@ class RunningAverage:
     """Average of the parameters in one run.
 
     All values that vary between steps are in tensors that change in place, so that a step captured as a CUDA graph can include
-    the update. While the module holds the average, `replaced` has the run's own parameters and buffers, by name.
+    the update.
     """
 
     def __init__(self, module: nn.Module, choice: Average, dtype: torch.dtype) -> None:
@@ -62,7 +62,7 @@ class RunningAverage:
         device = next(iter(self._named.values())).device
         self._count = torch.zeros((), dtype=dtype, device=device)
         self._active = torch.zeros((), dtype=dtype, device=device)
-        self.replaced: dict[str, Tensor] = {}
+        self.replaced: dict[str, Tensor] = {}  # the run's own tensors, while the module holds the average
 
     def prepare(self, active: bool) -> None:
         """Set whether the average includes the next step. If `active` is false, the average starts again after this step."""

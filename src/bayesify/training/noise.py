@@ -81,13 +81,6 @@ class LearnedNoise:
     residual.
 
     With `rescales`, the last layer may be rescaled to units of the targets; see `restart`.
-
-    Attributes:
-        replaced: Value of the variance before the change at the end of an epoch, by parameter name. The mapping is empty once the
-            epoch is in the history. A checkpoint that is written earlier stores the value before the change, because a continued
-            run makes the change again.
-        new_rows_ratio: Mean squared error on new rows divided by the mean squared error on training rows. It is known
-            after `finish`, and it is 1 if it cannot be determined.
     """
 
     def __init__(self, model: Trainable, epochs: int, rescales: bool = False) -> None:
@@ -97,7 +90,10 @@ class LearnedNoise:
             likelihood = bnn["likelihood"]  # a plain network trains together with its likelihood
         self._model, self._epochs, self._rescales = model, epochs, rescales
         self._likelihood = likelihood if isinstance(likelihood, Gaussian) and likelihood.is_learned_by_fit else None
-        self._numbers, self.new_rows_ratio = 1, 1.0
+        self._numbers = 1
+        self.new_rows_ratio = 1.0  # mean squared error on new rows, divided by that on training rows
+        # The variance before the change at the end of an epoch, until the epoch is in the history. A checkpoint in between stores
+        # this value, because a continued run makes the change again.
         self.replaced: dict[str, Tensor] = {}
 
     def without_gradient(self) -> AbstractContextManager[None]:

@@ -12,11 +12,7 @@ from bayesify.weights.structured import StructuredWeight
 
 
 class NetworkLayout:
-    """Types, memory layouts, padding rows and units of a network's own weights, which drawn weights adopt.
-
-    `units` maps the name of a weight to the factor that converts the posterior's weight to the network's weight; the default
-    factor is 1. If the layout `is_plain`, drawn weights need no conversion.
-    """
+    """Types, memory layouts, padding rows and units of a network's own weights, which drawn weights adopt."""
 
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
         self._padding = padding_rows(net, weights)
@@ -29,8 +25,9 @@ class NetworkLayout:
         self.set_units({})
 
     def set_units(self, units: dict[str, float]) -> None:
-        """Replace the conversion factors `units`."""
+        """Set the factors, by name, that convert weights of a posterior to weights of the network; 1 for all others."""
         self.units = units
+        # Whether drawn weights need no conversion.
         self.is_plain = not (self._padding or self.low_precision or self.channels_last or units)
 
     def widen(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

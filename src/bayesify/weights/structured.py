@@ -145,17 +145,12 @@ class LocalWeight(StructuredWeight):
     """A weight with separate noise for each example of a batch, if its first use sees each example once.
 
     The last two arguments of a subclass are the source of the noise and the weight's name, which error messages show.
-
-    Attributes:
-        examples_: Number of rows of the batch in this pass; 0 before the pass.
-        used_: Whether a rule has drawn noise per example in this pass.
-        materialized_: The plain draw of the weight; `None` before the first draw.
     """
 
     batchable = False
-    examples_: int = 0
-    used_: bool = False
-    materialized_: Tensor | None = None
+    examples_: int = 0  # number of rows of the batch in this pass; 0 before the pass
+    used_: bool = False  # whether a rule has drawn noise per example in this pass
+    materialized_: Tensor | None = None  # the plain draw of the weight, after the first draw
 
     @abstractmethod
     def draw(self) -> Tensor:
