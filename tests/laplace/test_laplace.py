@@ -732,9 +732,12 @@ def test_repeated_rows_have_the_posterior_of_a_whole_diagonalization(monkeypatch
 def test_a_curvature_of_high_rank_is_diagonalized_as_a_whole() -> None:
     matrix = torch.diag(torch.logspace(0, -3, 1200))
     assert low_rank_eigh(matrix, None, "a matrix") is None
+    matrix.diagonal()[::2] = 0.0  # a quarter of the weights does not show that the rank is 600
+    assert low_rank_eigh(matrix, None, "a matrix") is None
     matrix.diagonal()[250:] = 0.0
     values, vectors = low_rank_eigh(matrix, None, "a matrix")  # type: ignore[misc]
     torch.testing.assert_close((vectors * values) @ vectors.T, matrix.double(), rtol=0, atol=1e-12)
+    assert low_rank_eigh(matrix.fill_(math.nan), None, "a matrix") is None
 
 
 def test_other_noise_keeps_the_eigenvectors(monkeypatch: pytest.MonkeyPatch) -> None:
