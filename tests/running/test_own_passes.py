@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from bayesify import bayesianize
 from bayesify.likelihoods import Gaussian
 from bayesify.posteriors import InducingWeights, MeanField, Posterior
+from bayesify.running.runner import Runner
 
 
 class SetsItsLeaves(nn.Module):
@@ -160,3 +161,17 @@ def test_classes_of_modules_can_go() -> None:
     del bnn, Local
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_hooks_see_the_networks_modules_and_leave_them(compiled: bool) -> None:
+    """Compiled code runs the modules themselves, so the hooks have to be removed from them."""
+    net = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    if compiled:
+        net[1].compile(backend="eager")
+    seen: list[nn.Module] = []
+    with Runner(net, {}).hooked([net[0]], lambda module, args, made: seen.append(module)) as own:
+        own.module(net[0])(torch.ones(1, 3))
+        assert bool(net[0]._forward_hooks) is compiled
+    assert seen == [net[0]]
+    assert not net[0]._forward_hooks

@@ -2,7 +2,6 @@
 inputs alone."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -76,9 +75,7 @@ def read_features(runner: Runner, call: Callable[[Runner], Tensor], rule: Rule) 
         given = isinstance(output, Tensor) and args and isinstance(args[0], Tensor)
         seen.append((args[0], output, _version(args[0]), _version(output)) if given else None)
 
-    with ExitStack() as stack, torch.inference_mode(False), torch.no_grad():
-        own = stack.enter_context(runner.alone())
-        stack.callback(own.module(rule.module).register_forward_hook(watch).remove)
+    with torch.inference_mode(False), torch.no_grad(), runner.hooked([rule.module], watch) as own:
         outputs = call(own)
     if len(seen) != 1 or seen[0] is None:
         return None

@@ -1,7 +1,6 @@
 """One pass of a network that records the inputs of its layers and computes the gradients at their outputs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -200,7 +199,7 @@ def trace(
     def watch(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if not isinstance(output, Tensor) or not args:
             return output
-        rule, x = watched[module], args[0] if differentiable else args[0].detach()
+        rule, x = modules[module], args[0] if differentiable else args[0].detach()
         try:
             kept = rule.keep(x) if len(x) else x  # a rule cannot handle an empty batch
         except (ValueError, RuntimeError):
@@ -212,11 +211,6 @@ def trace(
         applications.append(Application(rule, kept, tap, passed_on.grad_fn))
         return passed_on
 
-    with ExitStack() as stack, torch.inference_mode(False), torch.enable_grad():
-        own = stack.enter_context(runner.alone())
-        watched = {own.module(module): rule for module, rule in modules.items()}
-        for module in watched:
-            stack.callback(module.register_forward_hook(watch).remove)
-        stack.enter_context(layers)
+    with torch.inference_mode(False), torch.enable_grad(), runner.hooked(modules, watch) as own, layers:
         outputs = call(own)
     return Trace(outputs, applications, differentiable, layers, own.decisions().vmaps)

@@ -1,7 +1,6 @@
 """Search for the last layer of a network."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -53,12 +52,10 @@ def last_layer(
     given = {name: value.detach().requires_grad_() for name, value in own.items()}  # new tensors with the same values
     called: list[tuple[nn.Module, list[Any]]] = []  # each module with the autograd nodes of its outputs
 
-    def note(module: nn.Module, made: Any) -> None:
+    def note(module: nn.Module, _: Any, made: Any) -> None:
         called.append((module, [leaf.grad_fn for leaf in pytree.tree_leaves(made) if isinstance(leaf, Tensor)]))
 
-    with runner.alone() as alone:
-        for module in {id(module): module for own_maps in maps.values() for module in own_maps}.values():
-            alone.module(module).register_forward_hook(lambda _, __, made, module=module: note(module, made))
+    with runner.hooked({module for own_maps in maps.values() for module in own_maps}, note) as alone:
         outputs = select_output(alone.call({**known, **given}, *next(split_rows(args, kwargs, 2))), output)
     if seen is not None:
         seen(outputs.detach())
@@ -107,10 +104,7 @@ def output_gain(
         probes[module] = torch.zeros_like(made, requires_grad=True)
         return made + probes[module]
 
-    with ExitStack() as stack:
-        alone = stack.enter_context(runner.alone())
-        for module in {module for weight in weights for module in _maps_of(runner.network, weight)}:
-            stack.callback(alone.module(module).register_forward_hook(probe).remove)
+    with runner.hooked({module for weight in weights for module in _maps_of(runner.network, weight)}, probe) as alone:
         outputs = select_output(alone.call({}, *next(split_rows(args, kwargs, NUM_GAIN_EXAMPLES))), output)
     if not probes:
         return 0.0

@@ -17,16 +17,10 @@ from bayesify.maths.torch_versions import has_global_hooks
 
 HOOKS_OF_A_PASS = ("_forward_hooks", "_forward_pre_hooks")
 SLOTS = ("_parameters", "_buffers")
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-)
 _REFUSING = operator.itemgetter(*HOOKS_OF_A_PASS, "_modules")
 """A module can be shared instead of copied only if these attributes are empty."""
 _STANDARD = frozenset(nn.Module().__dict__)
+_HOOKS = tuple(key for key in _STANDARD if key.startswith("_forward_"))
 _WATCHED = ("training", *SLOTS, "_modules", *HOOKS_OF_A_PASS)
 """Standard module attributes on which a pass depends. The other standard attributes concern storage and gradients."""
 _ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, types.ModuleType)

@@ -2,8 +2,8 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -211,6 +211,16 @@ class Runner:
         yield own
         if again:
             copies.put(copied, owners, unchanged=own.unchanged)
+
+    @contextmanager
+    def hooked(self, modules: Iterable[nn.Module], hook: Callable[..., Any]) -> "Iterator[Pass]":
+        """`alone`, with a forward hook on some of the network's modules. The hook gets the network's module, not its copy."""
+        with ExitStack() as stack:
+            own = stack.enter_context(self.alone())
+            for module in modules:
+                copied = own.module(module)
+                stack.callback(copied.register_forward_hook(lambda _, *call, module=module: hook(module, *call)).remove)
+            yield own
 
     def decisions(self) -> Decisions:
         """Decisions for the network's modules."""

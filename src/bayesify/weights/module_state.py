@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import MASK_SUFFIX, NamedParameters
 
 
@@ -101,8 +102,7 @@ def swapped(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     """Context that replaces a module's parameters and buffers by other tensors, as `torch.func.functional_call` does."""
     places = []
     for name, value in values.items():
-        path, _, leaf = name.rpartition(".")
-        owner = module.get_submodule(path)
+        owner, leaf = owner_of(module, name)
         slots: Any = owner._parameters if leaf in owner._parameters else owner._buffers
         places.append((slots, leaf, slots[leaf]))
         slots[leaf] = value
