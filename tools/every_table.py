@@ -255,11 +255,18 @@ def _place(table: Mapping[str, Any], axis: str, value: str) -> str:
     """Text of an axis and its value in a sentence, for example "at severity 1"."""
     if axis == "metric":
         return METRICS.get(value, value.replace("_", " "))
-    name = (DATASETS | table.get("labels", {})).get(value, value.replace("_", " "))
+    name = _label(table, axis, value, DATASETS) or value.replace("_", " ")
     if axis == "network":
         layers, _, width = value.partition("x")
         return f"with {layers} layers of {width} units"
     return str({**PLACES, **table.get("places", {})}.get(axis, "{}").format(name))
+
+
+def _label(table: Mapping[str, Any], axis: str, value: str, usual: Mapping[str, str]) -> str:
+    """Displayed text of the value of an axis; empty if it has none. The labels of a table may have a dictionary for one axis."""
+    labels = table.get("labels", {})
+    own = labels.get(axis)
+    return str({**usual, **(own if isinstance(own, dict) else labels)}.get(value, ""))
 
 
 def _more_is_better(metric: str) -> bool:
@@ -276,8 +283,7 @@ def cells(table: Mapping[str, Any]) -> list[Cell]:
     found = []
     for key, (value, spread) in theirs.items():
         setting = {**dict(zip(axes, key, strict=True)), **table.get("fixed", {})}
-        labels = METRICS | table.get("labels", {})
-        names = {axis: labels.get(name, name) for axis, name in setting.items()}
+        names = {axis: _label(table, axis, name, METRICS) or name for axis, name in setting.items()}
         place = kinds.index(setting[split]) if split else 0
         down = [
             f"{names[axis]} units" if axis == "width" else names[axis].replace("_", " ")
@@ -593,7 +599,7 @@ def _short(table: Mapping[str, Any], axis: str, value: str) -> str:
         return METRICS.get(value, value.replace("_", " "))
     if axis == "network":
         return value.replace("x", " x ")
-    return str((DATASETS | table.get("labels", {})).get(value, value.replace("_", " "))).partition(" (")[0]
+    return (_label(table, axis, value, DATASETS) or value.replace("_", " ")).partition(" (")[0]
 
 
 def _capital(text: str) -> str:
@@ -730,19 +736,24 @@ def _claims(own: list[Cell]) -> str:
     return f"[Claims](claims.md) of this experiment: {told}.\n"
 
 
+def _number(value: float, digits: int) -> str:
+    """A number as it is judged, see `status.rounded`."""
+    return f"{status.rounded(value, digits):,f}"
+
+
 def _text(cell: Cell) -> str:
     digits = cell["digits"]
     paper, ours = (
-        f"{NO_BREAK_SPACE}±{NO_BREAK_SPACE}".join(f"{part:,.{digits}f}" for part in number if part is not None)
+        f"{NO_BREAK_SPACE}±{NO_BREAK_SPACE}".join(_number(part, digits) for part in number if part is not None)
         for number in ((cell["published"], cell["published_spread"]), (cell["ours"], cell["ours_spread"]))
     )
     if cell["corrected"] is not None:
-        paper += f"{NO_BREAK_SPACE}→{NO_BREAK_SPACE}{cell['corrected']:,.{digits}f}"
+        paper += f"{NO_BREAK_SPACE}→{NO_BREAK_SPACE}{_number(cell['corrected'], digits)}"
     if cell["misprint"]:
         paper += ", a misprint"
     if cell["ours"] is None:
         return f"– ({paper})"
-    other = "" if cell["ours_other"] is None else f" / {cell['ours_other']:,.{digits}f}"
+    other = "" if cell["ours_other"] is None else f" / {_number(cell['ours_other'], digits)}"
     mark = "**" if cell["met"] else ""
     return f"{mark}{ours}{mark}{'≈' if cell['agrees'] else ''}{other} ({paper})"
 

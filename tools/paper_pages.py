@@ -13,7 +13,7 @@ from bayesify_papers.inducing_weights.scores import means_by_severity
 from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.tables import number
-from bayesify_papers.status import agrees, met
+from bayesify_papers.status import agrees, met, rounded
 
 from tools.markdown import replaced, table
 from tools.paper_claims.subnetwork import TIMES, by_level
@@ -294,15 +294,15 @@ def _corrupted_cifar(contents: list[dict[str, Any]]) -> str:
                 cell |= {"exact": False, "better": "higher" if name == "ll" else "lower"}
                 within[int(level) > 0] += bool(met(cell))
                 both[int(level) > 0] += bool(agrees(cell))
-                cells.append(f"{number(ours, 2)} ({number(paper, 2)})")
+                cells.append(f"{rounded(ours, 2):f} ({rounded(paper, 2):f})")
             seconds = sum(content["systems"][system].get(step, 0) for step in TIMES)
             rows.append([score, titles[system], *cells, f"{seconds:.0f}"])
     header = ["", "system", *(f"level {level}" for level in range(6)), "seconds"]
     return (
         f"{''.join(map(_source, contents))}{table(header, rows)}\n\nThe seconds include training, selection and fitting, with "
-        f"other work on the machine. {within[0]} of {len(rows)} numbers at level 0, and {within[1]} of {5 * len(rows)} above it, "
-        f"are worse than the paper's by at most its spread. {both[0]} of {len(rows)} numbers at level 0, and {both[1]} of "
-        f"{5 * len(rows)} above it, are within its spread in either direction."
+        f"other work on the machine. At level 0, {within[0]} of {len(rows)} numbers are met or better, "
+        f"{both[0]} of {len(rows)} agree. Above level 0, {within[1]} of {5 * len(rows)} are met or better, {both[1]} of "
+        f"{5 * len(rows)} agree."
     )
 
 

@@ -96,11 +96,17 @@ def load() -> dict[str, list[Entry]]:
     raise FileNotFoundError(f"{here.parent / 'tables.json'} is missing; make it with python -m tools.every_table")
 
 
+def rounded(value: float, digits: int) -> Decimal:
+    """A number in the decimals in which pages print it and in which it is compared."""
+    near = Decimal(str(round(value, 9)))  # binary 0.165 must not round as 0.16499...
+    return near.quantize(Decimal(1).scaleb(-digits))
+
+
 def met(cell: Mapping[str, Any]) -> bool | None:
     """One-sided comparison: whether our number is worse than the published one by at most its spread.
 
-    If no spread is printed, 1 % of the number is allowed. A count has to be equal. The correction, if any, is first subtracted
-    from our number, which is then rounded to the printed decimals. The result is `None` if we have no number.
+    If no spread is printed, 1 % of the number is allowed. A count has to be equal. Our number and the published number, after its
+    correction if there is one, are compared in the printed decimals. The result is `None` if we have no number.
     """
     if cell["ours"] is None:
         return None
@@ -117,10 +123,9 @@ def agrees(cell: Mapping[str, Any]) -> bool | None:
 
 
 def _difference(cell: Mapping[str, Any]) -> float:
-    """Our number minus the published number, in the printed decimals."""
-    correction = 0.0 if cell["corrected"] is None else cell["corrected"] - cell["published"]
-    ours = Decimal(str(round(cell["ours"] - correction, 9)))  # binary 0.165 must not round as 0.16499...
-    return float(ours.quantize(Decimal(1).scaleb(-cell["digits"]))) - float(cell["published"])
+    """Our number minus the published or corrected number, in the printed decimals."""
+    theirs = cell["published"] if cell["corrected"] is None else cell["corrected"]
+    return float(rounded(cell["ours"], cell["digits"]) - rounded(theirs, cell["digits"]))
 
 
 def counts(content: Mapping[str, Sequence[Entry]], paper: str | None = None) -> dict[str, int]:
