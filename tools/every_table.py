@@ -21,7 +21,7 @@ from bayesify_papers.shared.published import published
 from bayesify_papers.shared.scores import standard_error
 
 from tools.markdown import table as markdown_table
-from tools.paper_claims import facts, verdict
+from tools.paper_claims import NO_FILE, facts, verdict
 from tools.paper_claims.page import claims_page
 from tools.paper_claims.rankings import (
     Comparison,
@@ -32,6 +32,7 @@ from tools.paper_claims.rankings import (
     counted,
     fits,
     in_brief,
+    left_out,
     share,
     told,
 )
@@ -116,6 +117,8 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
         shown, numbers = verdict(figure, ROOT)
         cause = figure.get("cause") if shown is False else None
         place = {"title": figure.get("title", figure["claim"]), "setting": figure.get("setting")}
+        place["variant"] = figure.get("variant", False)
+        place["ran"] = "check" in figure and numbers != figure.get("not_run", NO_FILE)
         facts = {"shown": shown, "printed": None, "command": figure["command"], "reason": prose(numbers)}
         return [{**entry, **place, **facts, "brief": None, "cause": cause}]
     found = []
@@ -132,6 +135,8 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
                 "claim": f"{entry['claim']} ({about})" if about else entry["claim"],
                 "title": given.get("title", given["claim"]),
                 "setting": given.get("setting", table.get("label")),
+                "variant": "path" not in table,
+                "ran": brief["ours"] is not None,
                 "shown": shown,
                 "printed": printed,
                 "command": given.get("command", table.get("claim_command", "")),
@@ -164,18 +169,20 @@ def ranked(ranking: Ranking, table: Mapping[str, Any]) -> tuple[bool | None, boo
     about = {key: row for key, row in rows.items() if ranking.uses(key, axes)}
     runs = _runs(table, about.values(), " each")
     missing = ranking.missing(mine, axes, words)
-    shown, text = told(ranking, pairs(mine), missing, runs)
+    ran = pairs({key: theirs[key] for key in mine if key in theirs})
+    unrun = [one for one in pairs(theirs) if one not in ran]
+    shown, text = told(ranking, pairs(mine), missing, runs, unrun)
     sizes = any("(M=128)" in name for name in missing)
     names = sorted(name if sizes else name.removesuffix(" (M=64)") for name in missing)
     if ranking.axis == "width":
         names = [f"{ranking.when['model']} with {name}" for name in names]
-    brief: dict[str, Any] = {**in_brief(pairs(mine, short), names), "other": None, "paper": None}
+    brief: dict[str, Any] = {**in_brief(pairs(mine, short), names), "unrun": left_out(unrun, pairs(mine))}
+    brief |= {"other": None, "paper": None}
     if "rank_other" in table and (others := pairs(usual)):
         text.append(f"{table['rank_other']}, {counted(others).lower()}")
         brief["other"] = [table["rank_brief"], share(others)]
     if printed := pairs(theirs):
         judged = "show" if ranking.holds(printed) else "do not show"
-        ran = pairs({key: theirs[key] for key in mine if key in theirs})
         partly = 0 < len(ran) < len(printed) and not all(one.holds for one in printed)
         holding = sum(one.holds for one in ran)
         part = f", among them {holding} of the {len(ran)} comparisons that we ran" if partly else ""
@@ -198,8 +205,15 @@ def _all_axes(table: Mapping[str, Any]) -> tuple[list[str], Key]:
 
 def _judged(table: Mapping[str, Any]) -> dict[Key, Cell]:
     """Our rows that rankings are judged by, by the values of all axes of a table."""
-    every, (_, more) = ours_of(table), _all_axes(table)
-    return {(*key, *more): _both(table, every, key)[0] for key in every}
+    every, (axes, more) = ours_of(table), _all_axes(table)
+    found = {(*key, *more): _both(table, every, key)[0] for key in every}
+    return {key: row for key, row in found.items() if not _excluded(table, dict(zip(axes, key, strict=True)))}
+
+
+def _excluded(table: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
+    """Whether rankings leave out a number: it is a misprint, or its score is not defined."""
+    cases = [case["when"] for case in table.get("misprints", ())] + table.get("undefined", [])
+    return any(fits(case, setting) for case in cases)
 
 
 def _runs(table: Mapping[str, Any], rows: Iterable[Cell], each: str = "") -> str:
@@ -399,10 +413,14 @@ def theirs_of(table: Mapping[str, Any]) -> dict[Key, tuple[float, float | None]]
 
 
 def _corrected(table: Mapping[str, Any]) -> dict[Key, float]:
-    """Published numbers after their corrections, by the values of the table's axes."""
+    """Published numbers that rankings compare, after their corrections, by the values of the table's axes."""
     cases, axes = table.get("corrections", ()), table["axes"]
     found = {key: (value, dict(zip(axes, key, strict=True))) for key, (value, _) in theirs_of(table).items()}
-    return {key: value + _first(cases, setting, True).get("add", 0) for key, (value, setting) in found.items()}
+    return {
+        key: value + _first(cases, setting, True).get("add", 0)
+        for key, (value, setting) in found.items()
+        if not _excluded(table, setting)
+    }
 
 
 def _leaves(value: Any, key: Key, labels: list[str], pairs: bool) -> Iterator[tuple[Key, Any]]:
@@ -731,9 +749,12 @@ def _decimals(number: float) -> int:
 
 
 def _claims(own: list[Cell]) -> str:
-    counts = Counter(one["shown"] for one in own)
-    told = ", ".join(f"{counts[shown]} {word}" for shown, word in status.VERDICTS.items() if counts[shown])
-    return f"[Claims](claims.md) of this experiment: {told}.\n"
+    told = []
+    for variant in (False, True):
+        counts = Counter(one["shown"] for one in own if one["variant"] == variant)
+        told.append(", ".join(f"{counts[shown]} {word}" for shown, word in status.VERDICTS.items() if counts[shown]))
+    ours = f" With our settings: {told[1]}." if told[1] else ""
+    return f"[Claims](claims.md) of this experiment: {told[0]}.{ours}\n"
 
 
 def _number(value: float, digits: int) -> str:

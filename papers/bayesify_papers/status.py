@@ -25,12 +25,15 @@ figures, one for every claim of a paper: a ranking in its tables or text, or a f
 
     paper, experiment, figure, claim
     title, setting                 the claim as the page of claims prints it, which several entries may share, and its setting there
+    variant                        whether the setting is ours while another entry is nearer to the paper's; counted apart
+    ran                            whether there are numbers of ours, even if they cannot decide
     shown                          whether our results show it; null if no run can decide
     printed                        whether the paper's own printed numbers show it; null if it prints none
     command
     reason                         the numbers behind the verdict, or why there are none
     brief                          of a ranking: `ours`, the comparisons that hold; `fails`, where others fail; `not_run`, systems;
-                                   `other`, comparisons that hold with other numbers of ours; `paper`, with the paper's; `remark`
+                                   `unrun`, places; `other`, comparisons that hold with other numbers of ours; `paper`, with the
+                                   paper's; `remark`
     cause                          if the claim is not shown: known causes, and the cheapest run that would decide; otherwise null
 """
 
@@ -139,7 +142,8 @@ def counts(content: Mapping[str, Sequence[Entry]], paper: str | None = None) -> 
     ran = [cell for cell in cells if cell["ours"] is not None]
     compared = [cell for cell in ran if cell["met"] is not None]
     clean = [cell for cell in compared if not cell["corrupted"]]
-    seen = [figure for figure in figures if figure["shown"] is not None]
+    seen = [figure for figure in figures if figure["ran"]]
+    claims, ours = ([one for one in figures if one["variant"] == variant] for variant in (False, True))
     return {
         "experiments": sum(len(EXPERIMENTS[name]) for name in papers),
         "run": len({(entry["paper"], entry["experiment"]) for entry in (*ran, *seen)}),
@@ -152,9 +156,12 @@ def counts(content: Mapping[str, Sequence[Entry]], paper: str | None = None) -> 
         "clean_met": sum(cell["met"] for cell in clean),
         "clean_agrees": sum(cell["agrees"] for cell in clean),
         "one_seed": sum(cell["seeds"] == 1 for cell in compared),
-        "claims": len(figures),
-        "shown": sum(figure["shown"] for figure in seen),
-        "not_shown": sum(not figure["shown"] for figure in seen),
+        "claims": len(claims),
+        "shown": sum(one["shown"] is True for one in claims),
+        "not_shown": sum(one["shown"] is False for one in claims),
+        "variants": len(ours),
+        "variants_shown": sum(one["shown"] is True for one in ours),
+        "variants_not_shown": sum(one["shown"] is False for one in ours),
     }
 
 
@@ -176,11 +183,13 @@ def summary(content: Mapping[str, Sequence[Entry]]) -> str:
             share(own, "clean_agrees", "clean"),
             f"{own['one_seed']:,}",
             f"{own['shown']} / {own['not_shown']} / {own['claims'] - own['shown'] - own['not_shown']}",
+            f"{own['variants_shown']} / {own['variants_not_shown']} / "
+            f"{own['variants'] - own['variants_shown'] - own['variants_not_shown']}",
         ]
         for title, own in found.items()
     ]
     header = ["paper", "experiments run", "numbers run", "met or better", "agree"]
-    header += ["clean: met or better", "clean: agree", "one seed", "claims: shown / not / untested"]
+    header += ["clean: met or better", "clean: agree", "one seed", "claims: shown / not / untested", "our settings"]
     return "\n".join([table(header, lines), "", *remarks(content)])
 
 
@@ -191,6 +200,7 @@ def remarks(content: Mapping[str, Sequence[Entry]]) -> list[str]:
         "agree: our number is within this spread in either direction. Counts must be equal. We round to the printed decimals.",
         "clean: without corrupted images, because our corrupted images are fewer and different from the papers'.",
         "one seed: numbers that we ran with a single seed.",
+        "our settings: the same counts of claims for settings of ours, if the claim is also judged nearer to the paper's setting.",
     ]
     if repeated := sum(cell["repeated"] and cell["ours"] is not None for cell in content["cells"]):
         lines.append(f"{repeated} of the numbers run are printed in two tables of their paper and count in both.")
@@ -276,7 +286,7 @@ def by_verdict(figures: Sequence[Entry]) -> list[Entry]:
 
 def _figures(figures: Sequence[Entry]) -> str:
     return "\n".join(
-        f"{one['experiment']}, {one['figure']}: {one['claim']}: {VERDICTS[one['shown']]}. {one['reason']}"
-        + (f" {one['cause']}" if one["cause"] else "")
+        f"{one['experiment']}, {one['figure']}: {one['claim']}: {VERDICTS[one['shown']]}"
+        f"{' (our setting)' * one['variant']}. {one['reason']}" + (f" {one['cause']}" if one["cause"] else "")
         for one in by_verdict(figures)
     )

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 from bayesify.cli import app
 from tools import every_table as tables
 from tools.paper_claims import verdict
-from tools.paper_claims.rankings import Comparison, in_brief
+from tools.paper_claims.rankings import Comparison, Ranking, in_brief, left_out, told
 
 ROOT = Path(__file__).parents[2]
 CONTENT = status.load()
 CELL = """paper experiment table row column published published_spread spread_is digits exact corrected correction misprint ours
 ours_spread ours_other other_is seeds better corrupted repeated met agrees command date hardware seconds reason note training"""
-FIGURE = "paper experiment figure claim title setting shown printed command reason brief cause"
+FIGURE = "paper experiment figure claim title setting variant ran shown printed command reason brief cause"
 
 
 def test_file_and_page_are_up_to_date():
@@ -115,14 +115,17 @@ def test_totals_agree_with_a_recount():
                 tally.update(run=1, met=one, agree=two, single=cell["seeds"] == 1)
                 if not cell["corrupted"]:
                     tally.update(clean=1, clean_met=one, clean_agree=two)
-        verdicts = Counter(str(one["shown"]) for one in CONTENT["figures"] if paper in (None, one["paper"]))
+        own = [one for one in CONTENT["figures"] if paper in (None, one["paper"])]
         shares = [("met", "run"), ("agree", "run"), ("clean_met", "clean"), ("clean_agree", "clean")]
         for part, whole in shares:
             words = f"{tally[part]:,} of {tally[whole]:,} ({tally[part] / tally[whole]:.0%})"
             assert words in line, (paper, part)
             line = line[line.index(words) + len(words) :]
-        told = f"{tally['single']:,}", f"{verdicts['True']} / {verdicts['False']} / {verdicts['None']}"
-        assert tuple(line.split(maxsplit=1)) == told
+        words = [f"{tally['single']:,}"]
+        for variant in (False, True):
+            verdicts = Counter(str(one["shown"]) for one in own if one["variant"] == variant)
+            words.append(f"{verdicts['True']} / {verdicts['False']} / {verdicts['None']}")
+        assert re.split(r"  +", line.strip()) == words
 
 
 def test_counts_are_exact_and_percentages_are_judged_by_their_digits():
@@ -322,14 +325,48 @@ def test_page_has_every_verdict():
     text, found = tables.CLAIMS_PAGE.read_text().split("\n## ", 1)[1], []
     for item in re.split(r"^- (?=\*\*)", text, flags=re.M)[1:]:
         own = [one for one in CONTENT["figures"] if f"**{one['title'][0].upper()}{one['title'][1:]}** (" in item]
-        lines = re.findall(r"\*(Not shown|Untested|Shown)(?:\.\*|\* for (.*?): )", item)
-        rows = re.findall(r"^    \| (.*?) \| (not shown|untested|shown) \|", item, re.M)
+        lines = re.findall(r"\*(Not shown|Untested|Shown)(?: \(our setting\))?(?:\.\*|\* for (.*?): )", item)
+        rows = re.findall(r"^    \| (.*?) \| (not shown|untested|shown)(?: \(our setting\))? \|", item, re.M)
         for word, place in [*lines, *((word, place) for place, word in rows)]:
             names = sorted({one["setting"] for one in own if one["setting"]}, key=len, reverse=True) if place else []
             count = sum(bool(place := place.replace(name, "#", 1)) for name in names if name in place)
             assert not place or re.fullmatch(r"#(, #)*( and #)?", place), place
             found += [word.lower()] * max(count, 1)
     assert Counter(found) == Counter(status.VERDICTS[one["shown"]] for one in CONTENT["figures"])
+
+
+def test_comparisons_that_were_not_run_count_as_failing():
+    """With 3 of 5 run comparisons, "most" of 8 is open; with 5 of 5 it is shown; what fails on the run ones stays not shown."""
+    most = Ranking("model", ["A"], ["B"], {}, share=0.51)
+
+    def compared(count, holds):
+        return [Comparison("RMSE", f"on {holds}{place}", "A", "B", 1.0, 2.0, holds) for place in range(count)]
+
+    unrun = compared(3, True)
+    for wins, fails, left, shown in ((3, 2, [], True), (3, 2, unrun, None), (5, 0, unrun, True), (2, 3, unrun, False)):
+        assert told(most, compared(wins, True) + compared(fails, False), [], "", left)[0] is shown
+    assert left_out([Comparison("RMSE", "on x", "A", "B", 1.0, 2.0, True)], compared(1, True)) == "on x"
+    assert left_out(compared(1, True), compared(1, True)) is None
+
+
+def test_rankings_leave_out_misprints_and_undefined_scores():
+    """The misprinted 5.91 of NNG with 512 units on protein, and the mutual information of a point estimate."""
+    assert len([key for key in tables._corrected(GRIDS["deep"]) if key[:3] == ("rmse", "NNG", "512")]) == 7
+    for name in ("fsvi_fashion", "fsvi_cifar10", "fsvi_notmnist"):
+        left = [metric for system, metric in tables._judged(GRIDS[name]) if system == "map"]
+        assert "auroc_entropy" in str(left)
+        assert "mutual_information" not in str(left)
+
+
+def test_settings_of_ours_are_counted_apart():
+    """A claim with a setting of ours also has an entry with the setting nearest to the paper's."""
+    counted = status.counts(CONTENT)
+    assert counted["claims"] + counted["variants"] == len(CONTENT["figures"])
+    nearest = {(one["paper"], one["title"]) for one in CONTENT["figures"] if not one["variant"]}
+    shared = [one for one in CONTENT["figures"] if one["variant"] and one["setting"]]
+    assert len(shared) > 40
+    assert {(one["paper"], one["title"]) for one in shared} <= nearest
+    assert f"| all | {counted['not_shown']} |" in tables.CLAIMS_PAGE.read_text()
 
 
 def test_failing_comparisons_are_told():
@@ -503,7 +540,7 @@ def test_status_is_printed():
     assert run.exit_code == 0
     assert "log2(pi)" not in run.output
     assert "not_run" not in run.output
-    assert "Figure 8: more context inputs do not change the test accuracy: shown" in run.output
+    assert "Figure 8; our context differs: more context inputs do not change the test accuracy: shown" in run.output
     assert any(
         line.split()[:2] == ["boston", "WHVI"] and line.split()[-3:] == ["no", "no", "20"]
         for line in run.output.splitlines()

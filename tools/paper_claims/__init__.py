@@ -11,6 +11,9 @@ from typing import Any
 
 from tools.paper_claims.reading import Verdict
 
+NO_FILE = "the command was not run"
+"""Reason of a check whose result file does not exist, unless the entry has its own reason."""
+
 
 def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
     """Whether a claim of `every_table.toml` is shown, and the numbers.
@@ -26,9 +29,8 @@ def verdict(figure: Mapping[str, Any], root: Path) -> Verdict:
     try:
         check = getattr(import_module(f"{__name__}.{paper}"), figure["check"])
         found: Verdict = check(root / "papers" / "results" / paper)
-    except FileNotFoundError as missing:
-        missing_file = f"the command was not run: there is no {Path(missing.filename).name}"
-        return None, figure.get("not_run", missing_file)
+    except FileNotFoundError:
+        return None, figure.get("not_run", NO_FILE)
     shown, numbers = found
     return shown, f"{numbers}. {figure['note']}" if "note" in figure else numbers
 

@@ -1,5 +1,6 @@
 """Claims in figures of the paper on global inducing points; see `tools.paper_claims`."""
 
+import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,24 +25,37 @@ def cubic_too_narrow(folder: Path) -> Verdict:
     scores = read(folder / "cubic" / "results.json")["scores"]
     found = {name: statistics.fmean(one["gap_std"] for one in seeds.values()) for name, seeds in scores.items()}
     own = listed({name: found[name] for name in ("fac", "li", "HMC")}, 3)
-    words = f"The standard deviations in the middle of the gap are {own} (five seeds)"
+    most = max(one["gap_std"] / scores["HMC"][seed]["gap_std"] for seed, one in scores["li"].items())
+    early = read(folder / "composition" / "results.json")
+    li = statistics.fmean(one["gap_std"] for one in early["scores"]["li"].values())
+    words = (
+        f"The standard deviations in the middle of the gap are {own} (means over five seeds). In the worst seed, li has "
+        f"{100 * most:.0f} % of the standard deviation of HMC. After {early['settings']['schedule']['steps']:,} instead "
+        "of 5,000 steps, "
+        f"when li has not converged, its mean is {li:.3f}"
+    )
     return max(found["fac"], found["li"]) < found["HMC"] / 2, words
 
 
 def layers_depend(folder: Path) -> Verdict:
     """Taking layers from different draws costs gi more than 1 nat per example, fac and li less than 0.1."""
     content = read(folder / "composition" / "results.json")
-    found = {
-        name: statistics.fmean(max(one["mixing_costs"]) for one in content["scores"][name].values())
+    every = {
+        name: [max(one["mixing_costs"]) for one in content["scores"][name].values()]
         for name in ("gi-40", "dgp-gi", "fac", "li", "dgp-dsvi")
     }
+    found = {name: statistics.fmean(losses) for name, losses in every.items()}
     shown = min(found["gi-40"], found["dgp-gi"]) > 1 and max(found[name] for name in ("fac", "li", "dgp-dsvi")) < 0.1
     named = {"gi-40": "gi", "dgp-gi": "gi in a deep GP", "dgp-dsvi": "DSVI in a deep GP"}
     losses = listed({named.get(name, name): loss for name, loss in found.items()})
     seeds, steps = len(content["scores"]["fac"]), content["settings"]["schedule"]["steps"]
     return shown, (
         "We took the layers above a boundary from another draw than the layers below it. For the boundary with the largest loss, "
-        f"the losses in nats per example are {losses} ({seeds} seeds, {steps:,} steps)"
+        f"the losses in nats per example are {losses} (means over {seeds} seeds; {steps:,} steps, after which li has "
+        "not converged; gi has "
+        f"40 inducing points). Single seeds differ: one seed of gi in a deep GP loses {min(every['dgp-gi']):.2f} nats, "
+        "and one seed of "
+        f"li loses {max(every['li']):.2f} nats"
     )
 
 
@@ -87,7 +101,8 @@ def local_loses_and_width_helps(folder: Path) -> Verdict:
     return shown, (
         f"At depth 4 and width 50, the bound of li is {loss['li-50-4']:.1f} nats below the evidence, the bound of fac "
         f"{loss['fac-50-4']:.1f} nats, and the bound of gi {loss['gi-50-4']:.1f} nats. At depth 4 and width 250, the bound of gi "
-        f"is {loss['gi-250-4']:.1f} nats below the evidence"
+        f"is {loss['gi-250-4']:.1f} nats below the evidence. The run at width 250 started with a precision of "
+        "0.01 in the hidden layers, and the run at width 50 started closer to the prior"
     )
 
 
@@ -98,9 +113,11 @@ def random_layers_suffice(folder: Path) -> Verdict:
     loss = {(width, depth): evidence - found[f"rand-gi-{width}-{depth}"] for width, depth in networks}
     wide = max(nats for (width, _), nats in loss.items() if width >= 50)
     narrow = min(nats for (width, _), nats in loss.items() if width < 50)
-    return wide < 10, (
-        f"With widths 50 and 250, the bound of rand -> gi is at most {wide:.1f} nats below the evidence. With width 5, it is at "
-        f"least {narrow:.1f} nats below the evidence. A bound counts as close if it is less than 10 nats below the evidence"
+    return wide < 10 < narrow, (
+        f"At depths 4 and 10, the bound of rand -> gi is at most {wide:.1f} nats below the evidence with widths 50 and "
+        "250, and at least "
+        f"{narrow:.1f} nats below it with width 5. At depth 1, it is {evidence - found['rand-gi-5-1']:.1f} nats below the evidence "
+        "with width 5. A bound counts as close if it is less than 10 nats below the evidence"
     )
 
 
@@ -109,6 +126,8 @@ def _mean(folder: Path, dataset: str, name: str, score: str = "log_likelihood") 
 
 
 SMALL_DATASETS = ("boston", "concrete", "energy", "wine", "yacht")
+NUM_DATASETS = 9
+ONLY_SMALL = "We ran five of the nine data sets"
 
 
 def _higher_bounds(folder: Path, pairs: Iterable[tuple[str, str]]) -> tuple[int, int]:
@@ -121,11 +140,26 @@ def _higher_bounds(folder: Path, pairs: Iterable[tuple[str, str]]) -> tuple[int,
     return sum(wins), len(wins)
 
 
+def _almost_every(wins: int, cases: int) -> bool | None:
+    """Whether at least 80 % of the cases hold; `None` if the data sets that we did not run could change this."""
+    every = cases * NUM_DATASETS / len(SMALL_DATASETS)
+    return None if 0.8 * cases <= wins < 0.8 * every else wins >= 0.8 * cases
+
+
 def networks_bound(folder: Path) -> Verdict:
     """Global inducing points have better bounds than factorized posteriors in almost every case."""
     wins, cases = _higher_bounds(folder, [(f"gi-{prior}", f"fac-{prior}") for prior in ("scale", "standard")])
-    return wins >= 0.8 * cases, (
-        f"The bound of gi is higher in {wins} of {cases} cases (five data sets, Standard and Scale prior, 20 splits)"
+    lines = (folder / "uci_reproduce" / "results.jsonl").read_text().splitlines()
+    short: dict[str, dict[str, float]] = {}
+    for row in map(json.loads, lines):
+        if row["metric"] == "elbo" and row["setting"]["model"] in ("gi", "fac"):
+            short.setdefault(row["setting"]["dataset"], {})[row["setting"]["model"]] = row["ours"]
+    below = [name for name, own in short.items() if own["gi"] < own["fac"]]
+    return _almost_every(wins, cases), (
+        f"The bound of gi is higher in {wins} of {cases} cases (Standard and Scale prior, 20 splits). {ONLY_SMALL}. In "
+        "a run of all "
+        f"{len(short)} data sets with 1,500 instead of 10,000 steps (Scale prior), the bound of gi is higher on "
+        f"{len(short) - len(below)} data sets, and lower on {' and '.join((', '.join(below[:-1]), below[-1])) if below else 'none'}"
     )
 
 
@@ -148,8 +182,8 @@ def factorized_fails_under_scale(folder: Path) -> Verdict:
 def deep_gps_bound(folder: Path) -> Verdict:
     """Global inducing points have better bounds than DSVI in almost every case."""
     wins, cases = _higher_bounds(folder, [(f"dgp{layers}-gi", f"dgp{layers}-dsvi") for layers in (2, 5)])
-    return wins >= 0.8 * cases, (
-        f"global inducing points have the higher bound in {wins} of {cases} cases (five data sets, two and five layers, 20 splits)"
+    return _almost_every(wins, cases), (
+        f"global inducing points have the higher bound in {wins} of {cases} cases (two and five layers, 20 splits). {ONLY_SMALL}"
     )
 
 
@@ -162,9 +196,12 @@ def dsvi_seldom_ahead(folder: Path) -> Verdict:
         for layers in (2, 5)
     }
     wins = {name: value for name, value in ahead.items() if value > 0}
-    shown = len(wins) < len(ahead) / 2 and max(wins.values(), default=0) < 0.05
+    shown: bool | None = len(wins) < len(ahead) / 2 and max(wins.values(), default=0) < 0.05
+    if shown and len(SMALL_DATASETS) < NUM_DATASETS:  # the margin could be larger on a data set that we did not run
+        shown = None
     words = f"DSVI is ahead in {len(wins)} of {len(ahead)} cases (20 splits)"
-    return shown, f"{words}, by {min(wins.values()):.3f} to {max(wins.values()):.3f} nats" if wins else words
+    margins = f", by {min(wins.values()):.3f} to {max(wins.values()):.3f} nats" if wins else ""
+    return shown, f"{words}{margins}. {ONLY_SMALL}"
 
 
 def above_earlier_work(folder: Path) -> Verdict:

@@ -19,21 +19,27 @@ their texts, captions and tables, and findings that the papers show in figures. 
 
 - *Not shown*: our numbers contradict the claim. The known or probable cause follows, and often the cheapest run that would test
   this cause.
-- *Untested*: we did not run an experiment that could decide the claim, or we ran only some of the systems.
+- *Untested*: we did not run an experiment that could decide the claim, or we ran only some of the systems or data sets.
 - *Shown*: our numbers agree with the claim in our setting, which may differ from the paper's setting. Many claims were checked
   with a single seed. We did not test for significance.
 
 How a ranking is judged:
 
-- A comparison takes the stored means of two systems in the same setting. It holds if the system that the claim prefers has the
+- A comparison takes the stored means of two systems on the same data. The systems may be trained differently, for example for
+  different numbers of epochs. The text above the claims says so. A comparison holds if the system that the claim prefers has the
   strictly better mean. If the claim names a margin, this mean may be worse by at most the margin.
 - A claim is shown if all its comparisons hold. If a claim says "most", more than half of its comparisons must hold.
+- If we did not run some comparisons of the paper, a claim is shown only if it would hold even if they all failed. Otherwise it is
+  untested. A claim that fails on the comparisons that we ran is not shown.
+- If a claim has several settings, the setting nearest to the paper's counts. The others are marked *our setting*: another network,
+  context, selection rule or prior. They are counted apart, in the last column of the next table.
 - Where a paper says only "similar" or "slightly", we chose the margin.
-- We apply the same rule to the numbers that the paper prints. In "only 2 of 5 comparisons", the word "only" means that the paper's
-  own numbers do not show the claim.
+- We apply the same rule to the numbers that the paper prints. The word "only" before such a count, as in "only 2 of 5", says that
+  the paper's own numbers do not show the claim.
 - In a table below a claim, "4 of 5" means that 4 of 5 comparisons hold. The column *ours* is for our runs, and the column *paper*
   is for the paper's own numbers.
-- The words "our data differ" or "our images differ" after a figure or table mean that our runs do not use its data or images.
+- The words "our data differ", "our images differ" or "our context differs" after a figure or table mean that our runs use other
+  data, images or context inputs.
 
 Each experiment begins with the compared numbers and their setting. Claims that are not shown come first, then untested
 claims, then shown claims. `python -m tools.every_table` writes this page from `papers/results` and the list of claims in
@@ -66,13 +72,16 @@ def claims_page(content: Mapping[str, Sequence[Entry]], above: Mapping[tuple[str
 
 def _counts(own: Sequence[Entry]) -> str:
     """A table of the verdicts of each paper."""
-    lines = [
-        [title, *(str(sum(one["shown"] is shown for one in mine)) for shown in status.VERDICTS), str(len(mine))]
-        for paper, title in PAPERS.items()
-        if (mine := [one for one in own if one["paper"] == paper])
-    ]
-    totals = [str(sum(one["shown"] is shown for one in own)) for shown in status.VERDICTS]
-    return table(["paper", *status.VERDICTS.values(), "all"], [*lines, ["all", *totals, str(len(own))]]) + "\n"
+    lines = []
+    for title, papers in [*((title, [paper]) for paper, title in PAPERS.items()), ("all", list(PAPERS))]:
+        mine = [one for one in own if one["paper"] in papers and not one["variant"]]
+        ours = [one for one in own if one["paper"] in papers and one["variant"]]
+        counts = [
+            [str(sum(one["shown"] is shown for one in part)) for shown in status.VERDICTS] for part in (mine, ours)
+        ]
+        lines.append([title, *counts[0], str(len(mine)), " / ".join(counts[1]) if ours else ""])
+    header = ["paper", *status.VERDICTS.values(), "all", f"our settings: {' / '.join(status.VERDICTS.values())}"]
+    return table(header, lines) + "\n"
 
 
 def _listed(claims: Sequence[Entry]) -> list[str]:
@@ -90,10 +99,10 @@ def _place(one: Entry) -> int:
 
 def _item(title: str, own: Sequence[Entry]) -> str:
     head = f"- **{_capital(title)}** ({_figures(sorted({one['figure'] for one in own}))})"
-    alike: dict[tuple[bool | None, str], list[Entry]] = {}
+    alike: dict[tuple[bool | None, bool, str], list[Entry]] = {}
     causes: dict[str, list[Entry]] = {}
     for one in own:
-        alike.setdefault((one["shown"], _told(one)), []).append(one)
+        alike.setdefault((one["shown"], one["variant"], _told(one)), []).append(one)
         if one["cause"]:
             causes.setdefault(one["cause"], []).append(one)
     groups = list(alike.values())
@@ -132,12 +141,14 @@ def _table(groups: Sequence[Sequence[Entry]]) -> str:
         brief = group[0]["brief"]
         remark = [
             f"fails {brief['fails']}" if brief["fails"] else "",
-            f"not run: {brief['not_run'].replace(' or ', ' and ')}" if brief["not_run"] else "",
+            f"not run: {brief['not_run'].replace(' or ', ' and ')}" if brief["not_run"] and not brief["remark"] else "",
+            f"not run {brief['unrun']}" if brief["unrun"] else "",
+            brief["remark"] or "",
         ]
         rows.append(
             [
                 _joined(_settings(group)),
-                status.VERDICTS[group[0]["shown"]],
+                _word(group[0]),
                 brief["ours"] or "",
                 *([brief["other"][1] if brief["other"] else ""] if other else []),
                 brief["paper"] or "",
@@ -160,8 +171,13 @@ def _indented(text: str) -> str:
 def _verdict(alike: Sequence[Entry]) -> str:
     """The verdict on a claim, in settings with the same outcome, and its numbers."""
     settings = _settings(alike)
-    word, told = _capital(status.VERDICTS[alike[0]["shown"]]), _told(alike[0])
+    word, told = _capital(_word(alike[0])), _told(alike[0])
     return f"*{word}* for {_joined(settings)}: {_small(told)}" if settings else f"*{word}.* {told}"
+
+
+def _word(one: Entry) -> str:
+    """The verdict in words, with a mark if the setting is ours and the paper's setting is counted elsewhere."""
+    return f"{status.VERDICTS[one['shown']]}{' (our setting)' * one['variant']}"
 
 
 def _told(one: Entry) -> str:
@@ -173,6 +189,7 @@ def _told(one: Entry) -> str:
         "ours": "{} comparisons hold",
         "fails": "The claim fails {}",
         "not_run": "We did not run {}",
+        "unrun": "There is no run {}",
         "remark": "{}",
         "paper": "In the paper, {} comparisons hold",
     }

@@ -118,20 +118,24 @@ def fits(case: Mapping[str, Any], setting: Mapping[str, str]) -> bool:
 
 
 def told(
-    ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], runs: str
+    ranking: Ranking, ours: Sequence[Comparison], missing: Sequence[str], runs: str, unrun: Sequence[Comparison] = ()
 ) -> tuple[bool | None, list[str]]:
     """Verdict on a ranking from our comparisons, and sentences with their numbers.
 
-    If systems are missing, our comparisons can refute the ranking but not show it.
+    If systems are missing, our comparisons can refute the ranking but not show it. Comparisons that we did not run count as failing
+    before a ranking is shown.
 
     Args:
         ranking: The claim.
         ours: Comparisons of our numbers.
         missing: Systems of the claim that were not run.
         runs: Number of seeds or splits of the numbers, in words; empty if they have none.
+        unrun: Comparisons that the paper's numbers allow and ours do not.
     """
     shown = ranking.holds(ours)
     lacking = [f"We did not run {' or '.join(missing)}"] if missing else []
+    if places := left_out(unrun, ours):
+        lacking.append(f"There is no run {places}")
     if shown is None:
         return None, lacking or ["Not run"]
     rivals = list(dict.fromkeys(one.loser for one in ours))
@@ -140,7 +144,14 @@ def told(
         by_rival = {name: [one.holds for one in ours if one.loser == name] for name in rivals}
         parts = (f"{sum(found)} of {len(found)} against {name}" for name, found in by_rival.items())
         count += f": {' and '.join(parts)}"
-    return shown if not (shown and missing) else None, [count, *_numbers(ours), *lacking]
+    enough = sum(one.holds for one in ours) >= ranking.share * (len(ours) + len(unrun)) - 1e-9
+    return None if shown and (missing or not enough) else shown, [count, *_numbers(ours), *lacking]
+
+
+def left_out(unrun: Sequence[Comparison], ours: Sequence[Comparison]) -> str | None:
+    """Places at which we ran no comparison; `None` if there are none or too many to list, or if nothing was run."""
+    places = list(dict.fromkeys(one.place for one in unrun if one.place not in {own.place for own in ours}))
+    return _together(places, places) if ours and 0 < len(places) <= MAX_LISTED else None
 
 
 def in_brief(ours: Sequence[Comparison], missing: Sequence[str]) -> dict[str, str | None]:

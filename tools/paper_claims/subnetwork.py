@@ -48,7 +48,8 @@ def toy_shares(folder: Path) -> str:
     wide = {name: own["Diagonal"] / 100 for name, own in _kept(folder, "at_data").items()}
     return (
         "The table shows shares in percent on the data sets `matern` and `cosine`. A share is the standard deviation in the gap "
-        "divided by the full posterior's standard deviation in the gap. H is a weight's entry on the diagonal "
+        "divided by the full posterior's standard deviation in the gap (medians over three seeds). H is a weight's "
+        "entry on the diagonal "
         "of the curvature, and lambda is the prior precision. Four rules select 50 %, 3 % or 1 % of the weights:\n\n"
         "- The curvature rule for all weights selects the weights whose 1 / (H + lambda) is largest. The paper's text has this "
         "rule.\n"
@@ -93,11 +94,16 @@ def toy_random_beats_diagonal(folder: Path) -> Verdict:
     return shown, _half_keeps(folder, "Random")[1]
 
 
-def toy_beats_last_layer(folder: Path) -> Verdict:
+def toy_beats_last_layer(folder: Path, rule: str = "Live weights") -> Verdict:
     """Half of the weights are nearer to the uncertainty of the full posterior between clusters than the last layer."""
     found = _kept(folder).values()
-    shown = all(abs(own["Live weights 50%"] - 100) < abs(own["Last layer"] - 100) for own in found)
-    return shown, _shares(folder, {"Live weights 50%": _the("Live weights"), "Last layer": "the last layer"})
+    shown = all(abs(own[f"{rule} 50%"] - 100) < abs(own["Last layer"] - 100) for own in found)
+    return shown, _shares(folder, {f"{rule} 50%": _the(rule), "Last layer": "the last layer"})
+
+
+def toy_beats_last_layer_by_text(folder: Path) -> Verdict:
+    """The same, if the weights are chosen by the rule in the text of the paper."""
+    return toy_beats_last_layer(folder, "Largest variance")
 
 
 def _small_beats_random(folder: Path, rule: str) -> Verdict:
@@ -129,10 +135,11 @@ UciScores = dict[str, dict[Any, dict[int, float]]]
 """Test log-likelihoods by data set, then by split, hidden layers and width, then by the number of weights (0 is MAP)."""
 
 
-def _uci(folder: Path) -> UciScores:
+def _uci(folder: Path, plain: bool = False) -> UciScores:
+    """Scores of the networks with residual layers, or of the `plain` networks of wine without them."""
     groups: UciScores = {}
     for path in matching(folder, "uci-*/uci.jsonl"):
-        lines = () if path.parent.name.endswith("-plain") else path.read_text().splitlines()
+        lines = path.read_text().splitlines() if path.parent.name.endswith("-plain") == plain else ()
         for row in map(json.loads, lines):
             key = (row["split"], row["hidden_layers"], row["width"])
             own = groups.setdefault(f"{row['dataset']}{', gap splits' * row['gap']}", {})
@@ -160,10 +167,16 @@ def uci_more_weights(folder: Path) -> Verdict:
     """In most networks and standard splits of each data set, the largest subnetwork is above MAP; gap splits are listed too."""
     shares, _ = _uci_shares(folder)
     standard = [share for name, share in shares.items() if "gap" not in name]
+    plain = {
+        name: [found[max(found)] - found[0] for found in own.values()] for name, own in _uci(folder, plain=True).items()
+    }
+    gains = plain["wine"]
     return all(share > 0.5 for share in standard), (
         "We compared the largest subnetwork with MAP for every network and standard split. The subnetwork has the higher "
         f"log-likelihood in {100 * min(standard):.0f} to {100 * max(standard):.0f} % of the cases, depending on the data "
-        f"set{_not_run(shares)}"
+        f"set{_not_run(shares)}. On wine, networks without residual layers have the higher log-likelihood in "
+        f"{sum(gain > 0 for gain in gains)} of {len(gains)} cases. On the gap splits of wine, their mean gain over MAP is "
+        f"{statistics.fmean(plain['wine, gap splits']):.4f} nats"
     )
 
 
@@ -279,29 +292,23 @@ def gains(folder: Path) -> str:
         ]
         for name, own in found.items()
     ]
-    return "Gain of the subnetwork over MAP, in nats of log-likelihood by the angle in degrees:\n\n" + table(
-        ["run", *found["paper"]], rows
+    shares = {
+        name: [100 * gain / found["paper"][angle] for angle, gain in own.items() if angle != "0"]
+        for name, own in found.items()
+    }
+    parts = (
+        f"{min(shares[name]):.0f} to {max(shares[name]):.0f} % of the paper's gain with a precision of "
+        f"{systems[name]['prior_precision']:.3g}"
+        for name in ("subnetwork", "subnetwork_widest")
     )
-
-
-def _gain_share(folder: Path, system: str) -> Verdict:
-    """Whether a system has at least 70 % of the paper's gain over MAP from 60 to 120 degrees."""
-    found = _gains(folder)
-    shares = [own / found["paper"][angle] for angle, own in found[system].items() if angle != "0"]
-    return min(shares) >= 0.7, (
-        f"The gain at 60 to 120 degrees is {100 * min(shares):.0f} to {100 * max(shares):.0f} % of the paper's gain. On upright "
-        f"digits, the gain is {found[system]['0']:.2f} nats (paper: {found['paper']['0']:.2f})"
+    return (
+        "Gain of the subnetwork over MAP, in nats of log-likelihood by the angle in degrees:\n\n"
+        + table(["run", *found["paper"]], rows)
+        + f"\n\nAt 60 to 120 degrees, our gain is {', and '.join(parts)}. With a precision of 500, our posterior is narrower than "
+        "the authors'. The number of snapshots is not the cause, and our MAP is not the cause either: its score is at "
+        "least as good as "
+        "the paper's in 51 of 52 cells of the paper's tables."
     )
-
-
-def gain_at_the_precision(folder: Path) -> Verdict:
-    """At the paper's prior precision, subnetwork inference gains at least 70 % of the paper's gain over MAP."""
-    return _gain_share(folder, "subnetwork")
-
-
-def gain_at_the_cost(folder: Path) -> Verdict:
-    """At the smallest precision with a validation loss of at most 0.06 nats, it gains at least 70 % of the paper's gain."""
-    return _gain_share(folder, "subnetwork_widest")
 
 
 def by_level(own: Mapping[str, Any], key: str) -> dict[str, float]:
@@ -370,15 +377,16 @@ def random_subnetworks_worse(folder: Path) -> Verdict:
         name: ", ".join(f"{gain:.2f}" for place, gain in above.items() if place.startswith(f"{name} "))
         for name in ("subnetwork", "random")
     }
-    other = gained("rotated_mnist_hessian.json", ("subnetwork_widest", "random_widest", "last_layer_widest"), ("60",))
+    other = gained("rotated_mnist_hessian.json", ("subnetwork", "random"), ("60", "120"))
     gains = list(above.values())
-    told = ", ".join(f"{gain:.2f} nats ({name})" for name, gain in other.items())
     shown = all(chosen > 2 * random for chosen, random in zip(gains[::2], gains[1::2], strict=True))
     return shown, (
         f"At 60, 90 and 120 degrees, selected weights gain {by_system['subnetwork']} nats over MAP, and random weights gain "
         f"{by_system['random']} nats (prior precision 500). On an earlier network, whose weights were selected "
-        f"by 1 / (H + lambda), the claim did not hold: at 60 degrees, the gains were {told}. The prior precision of that network "
-        "was the smallest that loses at most 0.06 nats of log-likelihood against MAP on validation images"
+        f"by 1 / (H + lambda), the claim does not hold at this precision: at 60 and 120 degrees, selected weights gain "
+        f"{other['subnetwork 60']:.2f} and {other['subnetwork 120']:.2f} nats, and random weights gain "
+        f"{other['random 60']:.2f} and "
+        f"{other['random 120']:.2f} nats"
     )
 
 
