@@ -141,7 +141,7 @@ def claims(figure: Mapping[str, Any], grids: Mapping[str, Mapping[str, Any]]) ->
                 "printed": printed,
                 "command": given.get("command", table.get("claim_command", "")),
                 "reason": prose(*sentences),
-                "brief": {**brief, "remark": given.get("not_run")},
+                "brief": {**brief, "remark": given.get("remark", given.get("not_run"))},
                 "cause": given.get("cause") if shown is False else None,
             }
         )

@@ -189,7 +189,7 @@ def _told(one: Entry) -> str:
         "ours": "{} comparisons hold",
         "fails": "The claim fails {}",
         "not_run": "We did not run {}",
-        "unrun": "There is no run {}",
+        "unrun": "At least one run is missing {}",
         "remark": "{}",
         "paper": "In the paper, {} comparisons hold",
     }

@@ -135,7 +135,7 @@ def told(
     shown = ranking.holds(ours)
     lacking = [f"We did not run {' or '.join(missing)}"] if missing else []
     if places := left_out(unrun, ours):
-        lacking.append(f"There is no run {places}")
+        lacking.append(f"At least one run is missing {places}")
     if shown is None:
         return None, lacking or ["Not run"]
     rivals = list(dict.fromkeys(one.loser for one in ours))
