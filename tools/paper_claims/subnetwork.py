@@ -179,7 +179,8 @@ def uci_more_weights(folder: Path) -> Verdict:
     }
     gains = plain["wine"]
     return min(every) > 0, (
-        "We judge by the mean over the standard splits of each network. The largest subnetwork has the higher mean in "
+        "We judge by the mean over the standard splits of each network. Until we had seen these numbers, we judged by the share of "
+        "cases. The largest subnetwork has the higher mean in "
         f"{sum(gain > 0 for gain in every)} of {len(every)} networks{_not_run(shares)}. The mean gains over MAP in nats "
         f"(1x50, 1x100, 2x50, 2x100) are {'; '.join(told)}. A case is a "
         "network on a split. The subnetwork has the higher log-likelihood in "
