@@ -127,7 +127,8 @@ def run(
         content["seconds"][name] = round(seconds + after, 1)
         records.write(folder / "run.json", content)
         if not system.checkpoint_name:
-            paths[0].unlink(missing_ok=True)
+            for path in folder.glob(f"*{paths[0].name}"):  # the start's checkpoint too
+                path.unlink()
         print(
             f"{system.title}: {100 * problem.score(made['test'])['accuracy']:.2f} % of the scored images, "
             f"trained {seconds:.0f} s, predicted {time.perf_counter() - start:.0f} s",

@@ -82,8 +82,9 @@ the gap, divided by its mean at the training inputs); `seconds` of training, div
 
 
 def _inducing(q: Literal["diagonal", "full", "ensemble"], max_lambda: float) -> Callable[[bool], Posterior]:
-    start: dict[str, Any] = {"init": "random", "init_std": 1e-3, "init_lambda": 1e-4, "fit_to_layer": True}
+    start: dict[str, Any] = {"init": "random", "init_lambda": 1e-4, "fit_to_layer": True}
     start |= {"rows": NUM_INDUCING, "cols": NUM_INDUCING, "members": NUM_MEMBERS}
+    start |= {} if q == "ensemble" else {"init_std": 1e-3}
     return lambda caps: InducingWeights(q=q, max_lambda=max_lambda if caps else None, **start)
 
 

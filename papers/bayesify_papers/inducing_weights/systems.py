@@ -1,7 +1,7 @@
 """The systems that the paper compares on images, and the recipe that trains all of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,6 +65,8 @@ class Recipe:
         swag_learning_rate: Constant learning rate of SWAG.
         dropout_rate: Dropout rate of MC dropout.
         kl_weight: Final factor on the KL in training.
+        start_epochs: Number of epochs of a deterministic network before `epochs`. FFG-U and Ensemble-U start at its weights, as
+            closely as rank M allows; 0 for the random start of appendix J.
     """
 
     epochs: int = 24
@@ -98,6 +100,7 @@ class Recipe:
     swag_learning_rate: float = 0.01
     dropout_rate: float = 0.1
     kl_weight: float = 1.0
+    start_epochs: int = 0
 
     def changed(self, x: Tensor) -> Tensor:
         """Augmented training images of a step, [B, C, H, W]."""
@@ -152,12 +155,13 @@ class System:
 
 
 def _inducing(recipe: Recipe, max_lambda: float, **options: Any) -> Posterior:
-    start: dict[str, Any] = {"init": "random", "init_std": 1e-3, "init_lambda": 1e-4, "fit_to_layer": False}
-    return InducingWeights(recipe.inducing, recipe.inducing, max_lambda=max_lambda, **start, **options)
+    start: dict[str, Any] = {"init": "network" if recipe.start_epochs else "random", "init_lambda": 1e-4}
+    start |= {"rows": recipe.inducing, "cols": recipe.inducing, "fit_to_layer": False}
+    return InducingWeights(max_lambda=max_lambda, **start, **options)
 
 
 def _inducing_gaussian(recipe: Recipe) -> Posterior:
-    return _inducing(recipe, recipe.max_lambda, max_std=recipe.max_std)
+    return _inducing(recipe, recipe.max_lambda, init_std=1e-3, max_std=recipe.max_std)
 
 
 def _inducing_ensemble(recipe: Recipe) -> Posterior:
@@ -204,22 +208,33 @@ BASELINES: dict[str, System] = {
 """Well-known systems that the paper does not have."""
 
 
-def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None = None) -> Trained:
+def train(
+    system: System,
+    recipe: Recipe,
+    given: ImageProblem,
+    seed: int,
+    checkpoint: Path | None = None,
+    *,
+    until: int | None = None,
+) -> Trained:
     """One network of a system, trained on the images' device, and its training history.
 
     Args:
         system: A name of `SYSTEMS`.
         checkpoint: File to resume from, written about twenty times; none by default.
+        until: Number of epochs after which training stops, without a change of its schedules; by default all.
     """
     x, y = given.x, given.y
     every = max(1, recipe.epochs // 20)
     prior = Gaussian((len(x) * recipe.ivon_weight_decay) ** -0.5) if system.natural else system.prior()
+    posterior = system.posterior(recipe)
+    begun = _begin(recipe, given, seed, checkpoint) if getattr(posterior, "init", None) == "network" else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = recipe.network(x.shape[1], given.num_classes)
+        net = begun[0].mean_network() if begun else recipe.network(x.shape[1], given.num_classes)
         if x.is_cuda:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        bnn = bayesianize(net, system.posterior(recipe), likelihood=Categorical(), prior=prior)
+        bnn = bayesianize(net, posterior, likelihood=Categorical(), prior=prior, batch_statistics="train")
     bnn.to(x.device)
 
     def report(_: Any, history: History) -> None:
@@ -239,7 +254,7 @@ def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkp
         bnn,
         batches,
         num_data=len(x),
-        epochs=recipe.epochs,
+        epochs=until or recipe.epochs,
         optimizer=make_sgd(bnn, recipe) if system.point and recipe.point_optimizer == "sgd" else make_adam(bnn, recipe),
         **schedule_options(recipe, steps),
         kl_weight=0.0 if system.point else recipe.kl_weight,
@@ -247,7 +262,15 @@ def train(system: System, recipe: Recipe, given: ImageProblem, seed: int, checkp
         num_draws=recipe.ensemble_draws if system.members else 1,
         **options,
     )
-    return bnn.eval(), history
+    return bnn.eval(), [*(begun[1] if begun else []), *history]
+
+
+def _begin(recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None) -> Trained:
+    """The deterministic network that an inducing posterior starts at. Its learning rate would fall to zero only after all epochs,
+    so it is still high at the end."""
+    whole = replace(recipe, epochs=recipe.start_epochs + recipe.epochs, start_epochs=0)
+    path = None if checkpoint is None else checkpoint.with_name(f"start-{checkpoint.name}")
+    return train(SYSTEMS["deterministic"], whole, given, seed, path, until=recipe.start_epochs)
 
 
 def warm_cosine(share: float) -> float:

@@ -130,6 +130,29 @@ def test_spreads_have_their_own_learning_rate():
         assert total == len(list(bnn.parameters()))
 
 
+def test_members_start_a_tenth_apart_as_in_appendix_j():
+    recipe = replace(classification.SMOKE, inducing=16, members=5)
+    bnn = bayesianize(recipe.network(1, 3), SYSTEMS["ensemble_u"].posterior(recipe), likelihood=Categorical())
+    (family,) = bnn.posteriors[0].inducing
+    assert family.value.std(0, correction=0).square().mean().sqrt().item() == pytest.approx(0.1, rel=0.05)
+    assert family.value.mean(0).std().item() == pytest.approx(1.0, rel=0.1)
+
+
+def test_an_inducing_posterior_starts_at_the_deterministic_network(tmp_path):
+    given = ImageProblem(replace(classification.SMOKE_SOURCE, num_train=100), "cpu")
+    recipe = replace(classification.SMOKE, epochs=2, batch=10, start_epochs=1, schedule="one_cycle", inducing=36)
+    still = replace(recipe, learning_rate=1e-9, inducing_learning_rate=1e-9, spread_learning_rate=1e-9)
+    bnn, history = train(SYSTEMS["ffg_u"], still, given, 0, tmp_path / "ffg_u-0.safetensors")
+    whole = replace(recipe, epochs=3, start_epochs=0, learning_rate=1e-9)
+    point, first = train(SYSTEMS["deterministic"], whole, given, 0, until=1)
+    assert [row["nll"] for row in history[:1]] == [row["nll"] for row in first]
+    assert len(history) == 3
+    expected, found = dict(point.mean_network().named_parameters()), dict(bnn.mean_network().named_parameters())
+    weight = "layer1.0.conv1.weight"  # rank 36 holds it whole
+    assert (found[weight] - expected[weight]).norm() < 1e-3 * expected[weight].norm()
+    assert not bnn.frozen_statistics
+
+
 def test_stored_predictions_score_as_the_draws_do(tmp_path):
     logits = 2 * torch.randn(4, 50, 3)
     y = torch.randint(0, 3, (50,))

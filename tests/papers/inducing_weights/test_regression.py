@@ -5,6 +5,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
+import torch
 from bayesify_papers.inducing_weights import regression
 
 from bayesify.datasets import toy
@@ -17,6 +18,12 @@ def test_inducing_sizes_are_the_papers():
     second = 1 * 1 + 25 * 51 + 1 + 25 + 1 + 2 * 1 * 25
     assert count_parameters(regression.make("FFG-U", 0)) == first + second
     assert count_parameters(regression.make("Ensemble-U", 0)) == first + second + (8 - 2) * (25 * 2 + 1 * 25)
+
+
+def test_members_start_a_tenth_apart_as_in_appendix_j():
+    (first, second) = regression.make("Ensemble-U", 0).posteriors[0].inducing
+    spread = torch.cat([family.value.var(0, correction=0).flatten() for family in (first, second)])
+    assert spread.mean().sqrt().item() == pytest.approx(0.1, rel=0.15)
 
 
 def test_prior_is_four_over_the_root_of_the_inputs():
