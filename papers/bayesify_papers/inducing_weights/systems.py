@@ -228,7 +228,8 @@ def train(
     every = max(1, recipe.epochs // 20)
     prior = Gaussian((len(x) * recipe.ivon_weight_decay) ** -0.5) if system.natural else system.prior()
     posterior = system.posterior(recipe)
-    begun = _begin(recipe, given, seed, checkpoint) if getattr(posterior, "init", None) == "network" else None
+    begins = recipe.start_epochs > 0 and isinstance(posterior, InducingWeights)
+    begun = _begin(recipe, given, seed, checkpoint) if begins else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = begun[0].mean_network() if begun else recipe.network(x.shape[1], given.num_classes)
