@@ -67,7 +67,8 @@ class Settings:
             0.06 nats.
         draws: Number of draws of dropout, SWAG, VOGN and the diagonal posterior; 16 in the paper.
         members: Number of members of the ensemble.
-        apart_batch: Batch size of systems that are trained separately, except the ensemble; 256 in the paper.
+        apart_batch: Batch size of systems that are trained separately and of all members of the ensemble except the MAP estimate;
+            256 in the paper.
         swag_epochs: Number of epochs of SWAG after training.
         swag_learning_rate: Constant learning rate of SWAG.
         vogn_epochs: Number of epochs of VOGN. It replaces the recipe's because a step of VOGN costs several steps of SGD.
@@ -131,10 +132,17 @@ class Workshop:
     seed: int = 0
 
     def network(self, member: int = 0) -> tuple[nn.Module, float]:
-        """A trained network of the ensemble, and the seconds of its training. The first network is the MAP estimate."""
-        path = self.folder / f"network-{self.seed + member}.safetensors"
-        options = {"num_classes": self.num_classes, "seed": self.seed + member}
-        return image_training.trained(path, self.recipe, self.x, self.y, **options)
+        """A trained network of the ensemble, and the seconds of its training.
+
+        The first network is the MAP estimate. The others have the paper's batch size for all systems except MAP (appendix C.3).
+        Their files have other names, so that a member is never read as the MAP estimate of another seed.
+        """
+        recipe, name, seed = self.recipe, "network", self.seed + member
+        if member:
+            recipe = replace(recipe, batch=min(self.settings.apart_batch, len(self.x)))
+            name = f"member-batch-{recipe.batch}"
+        options = {"num_classes": self.num_classes, "seed": seed}
+        return image_training.trained(self.folder / f"{name}-{seed}.safetensors", recipe, self.x, self.y, **options)
 
     def checkpoint(self, name: str, epochs: int, steps: int) -> Checkpointing:
         """Checkpoints from which an interrupted training run resumes. They are written about twenty times.

@@ -205,6 +205,30 @@ def test_the_subnetwork_has_the_weights_that_move(tmp_path):
     assert torch.equal(chosen, image_systems.moving_weights(shop)[0])
 
 
+def test_members_of_the_ensemble_have_the_batch_size_of_other_systems(tmp_path, monkeypatch):
+    """The first member is the MAP estimate with its own batch size; a member is not read as the MAP estimate of its seed."""
+    x, y = torch.randn(40, 1, 8, 8), torch.arange(40) % 2
+    settings = replace(rotated_mnist.SMOKE[1], members=3, apart_batch=8)
+    recipe = replace(rotated_mnist.SMOKE[0], batch=20)
+    shops = [
+        image_systems.Workshop(tmp_path, x, y, (x, y), (x, y), 2, recipe, settings, seed=seed) for seed in range(2)
+    ]
+    sizes, each = [], MemoryBatches.__iter__
+
+    def iterate(self):
+        sizes.append(self.batch)
+        yield from each(self)
+
+    monkeypatch.setattr(MemoryBatches, "__iter__", iterate)
+    (variant,) = image_systems.SYSTEMS["ensemble"](shops[0])
+    assert sizes == [20, 8, 8]
+    assert shops[1].map_estimate is not None
+    assert sizes == [20, 8, 8, 20]
+    mean = torch.stack([shops[0].network(member)[0](x).double().softmax(-1) for member in range(3)]).mean(0)
+    assert torch.allclose(variant.predict(x), mean)
+    assert len(sizes) == 4  # networks in the folder are not trained again
+
+
 @pytest.mark.parametrize("name", ["subnetwork", "dropout", "vogn"])
 def test_what_was_interrupted_goes_on(tmp_path, monkeypatch, name):
     """A run that is killed in its third of four epochs ends as one that is not, and stored epochs are not run again."""
