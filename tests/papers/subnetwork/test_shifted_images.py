@@ -150,7 +150,7 @@ def test_rotated_mnist_smoke_and_resume(smoke, capsys):
     assert "at 60 degrees" in done.printed
     (done.folder / "network-0.safetensors").unlink()  # nothing is trained again
     assert rotated_mnist.main(["--smoke", "--out", str(done.folder)]) == 0
-    assert capsys.readouterr().out.count("there already") == len(DEFAULT_SYSTEMS)
+    assert capsys.readouterr().out.count("predictions already exist") == len(DEFAULT_SYSTEMS)
     assert not (done.folder / "network-0.safetensors").exists()
 
 
