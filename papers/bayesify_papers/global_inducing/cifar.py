@@ -3,12 +3,13 @@
     python -m bayesify_papers.global_inducing.cifar --out DIR [--systems gi] [--priors spatial] [--epochs 100] [--device cuda]
 
 There are 500 inducing images, chosen at random from the training set. A step has a batch of 500 and one draw. As in the authors'
-code, there are 1,000 epochs, convolutions have no biases, and images have the authors' normalization. The log precisions of the
-pseudo-outputs start at -4 (at 0 in the last layer) and have three times the learning rate. The factor on the KL rises in ten steps
-over the first `--warm-up` epochs. The authors' learning rate falls in unknown steps. Here it is 0.01 for 70 % of the epochs and
-then falls to a fiftieth of this. So a run that has done at most 70 % of its epochs can be continued to any other number of epochs
-as if it had been started with this number. Means of factorized layers are in units of the prior. On a GPU, the network runs in
-bfloat16 with images in channels-last layout.
+code, there are 1,000 epochs, convolutions have no biases, and images have the authors' normalization. The log precisions of gi's
+pseudo-outputs start at -4 (at 0 in the last layer), and those of li at 0. Log precisions have three times the learning rate. The
+page of the paper lists the settings that differ from the authors' code. The factor on the KL rises in ten steps over the first
+`--warm-up` epochs. The authors' learning rate is constant, but the first version of their code calls a scheduler that it does not
+define. Here the learning rate is 0.01 for 70 % of the epochs and then falls to a fiftieth of this. So a run that has done at most
+70 % of its epochs can be continued to any other number of epochs as if it had been started with this number. Means of factorized
+layers are in units of the prior. On a GPU, the network runs in bfloat16 with images in channels-last layout.
 
 Each training run writes a checkpoint every `--stored` epochs and on Ctrl-C, and the same command resumes it. Training runs whose
 scores are in the folder are not repeated. `--no-train` scores the checkpoint without training, on any device. Predictions and the
@@ -59,7 +60,7 @@ class Setting:
         epochs: Number of passes over the training images.
         points: Number M of inducing images.
         batch: Number of images per step.
-        warm_up: Epochs over which the factor on the KL rises from 0 to 1; 100 in the authors' code.
+        warm_up: Epochs over which the factor on the KL rises from 0 to 1; 100 in the authors' code with `--temperL`.
         learning_rate: Initial learning rate of Adam. Log precisions have three times this rate.
         width: Number of channels.
         passes: Number of epochs per entry of the history. The factor on the KL is constant within an entry.

@@ -95,10 +95,11 @@ def make(design: Design, x: Tensor, y: Tensor, noise: float, learn_noise: bool =
     """One network with Gaussian noise before training.
 
     Global inducing inputs start at training inputs. The last layer's V starts at their targets with the precision of the noise
-    (times N / M if there are more data than inducing inputs). The V of hidden layers start as `design.start` says. With standard
-    normal numbers and a small precision, this start is close to the exact last layer given hidden layers from the prior. Local
-    inducing inputs and their V start at standard normal numbers, except that the last layer's V starts at 0 with the same
-    precision. Means of factorized layers start at draws from Neal's prior.
+    (times N / M if there are more data than inducing inputs). If there are fewer data than inducing inputs, the other inputs and
+    targets start at standard normal numbers, with the precision `FILLED_PRECISION`. The V of hidden layers start as
+    `design.start` says. With standard normal numbers and a small precision, this start is close to the exact last layer given
+    hidden layers from the prior. Local inducing inputs and their V start at standard normal numbers, except that the last layer's
+    V starts at 0 with the precision of the noise. Means of factorized layers start at draws from Neal's prior.
 
     Args:
         design: Shape, prior and posteriors of the network.
