@@ -44,11 +44,11 @@ def table9(folder: Path) -> list[Row]:
     """Table 9: classification."""
 
     def find(metric: str, own: Mapping[str, Any]) -> Published:
-        shape = f"{own['hidden_layers']}x{own['width']}"
-        found: Published = PAPER.find("classification", metric, own["model"], shape, own["dataset"])
+        shape, name = f"{own['hidden_layers']}x{own['width']}", metric.removesuffix("_draws")
+        found: Published = PAPER.find("classification", name, own["model"], shape, own["dataset"])
         return found
 
-    return grouped(_splits(folder), NETWORK_COLUMNS, ("error", "mnll"), find)
+    return grouped(_splits(folder), NETWORK_COLUMNS, ("error", "mnll", "mnll_draws"), find)
 
 
 def approximability(folder: Path) -> list[Row]:

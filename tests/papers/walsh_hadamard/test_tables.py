@@ -14,7 +14,8 @@ from bayesify_papers.shared.regressions import synthetic
 from bayesify_papers.walsh_hadamard import classification, regression, rows, shallow_regression, validation
 from bayesify_papers.walsh_hadamard.stacked_training import Recipe
 
-from bayesify.likelihoods import Gaussian
+from bayesify.likelihoods import Categorical, Gaussian
+from bayesify.predictive import Outputs
 
 
 def test_published_tables_have_all_rows() -> None:
@@ -220,6 +221,18 @@ def test_table_9(smoke: Any, tmp_path: Path) -> None:
     }
     write_lines(tmp_path / "one" / "magic.jsonl", [outcome])
     assert rows.table9(tmp_path / "one")[1]["deviations"] == pytest.approx(2.0)
+
+
+def test_classes_are_scored_by_the_mixture_and_by_single_draws() -> None:
+    """The error and `mnll` are the scores of the mixture."""
+    outputs = torch.randn(4, 6, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    scores = classification.judge(Categorical().predictive(Outputs(kept=outputs)), labels)
+    chosen = outputs.softmax(-1)[:, torch.arange(6), labels]
+    assert scores["mnll"] == pytest.approx(-float(chosen.mean(0).log().mean()), rel=1e-5)
+    assert scores["mnll_draws"] == pytest.approx(-float(chosen.log().mean()), rel=1e-5)
+    assert scores["mnll"] < scores["mnll_draws"]
+    assert scores["error"] == float((outputs.softmax(-1).mean(0).argmax(-1) != labels).double().mean())
 
 
 def test_spikes_are_cut() -> None:
