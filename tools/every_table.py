@@ -353,7 +353,8 @@ def _outcome(table: Mapping[str, Any], cell: Cell, setting: Mapping[str, str], f
     again = any(fits(case, setting) for case in table.get("no_command", ()))
     why = "" if judged["met"] else _first(table["reasons"], setting, ran)["text"]
     note = _first(table.get("notes", ()), setting, ran).get("text", "") if ran else ""
-    kept = table["only_other"] if ran and "only_other" in table and cell["ours_other"] is None else ""
+    replaced = any(value in table.get("compared", {}) for value in setting.values())
+    kept = table["only_other"] if ran and replaced and "only_other" in table and cell["ours_other"] is None else ""
     return {
         **judged,
         "command": None if again else command.format(**words),

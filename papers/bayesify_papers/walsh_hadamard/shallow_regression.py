@@ -6,7 +6,7 @@ Networks have 50 units (100 for protein). Training has batches of 64 and Adam wi
 variance, then 50,000 with a learned one, one draw per step. Predictions have 64 draws (appendices D.1 and D.2). There are 20
 standard splits (5 for protein). The supplement leaves activation, biases and initial values open; ours are in `DEFAULTS` and
 `CHOICES`. Targets are standardized, and the noise variance starts at 0.1. Energy and naval have two targets (`both_targets`) under
-one noise, as in the paper. `--faithful` uses the known settings of the authors' code for WHVI (`FAITHFUL_SETTING`).
+one noise, as in the paper. `--faithful` uses some settings of the authors' code for WHVI (`FAITHFUL_SETTING`).
 """
 
 import argparse
@@ -45,7 +45,10 @@ FAITHFUL_SETTING: dict[str, Any] = {
     "own_unit": True,
 }
 """Settings of the authors' code, which replace `DEFAULTS`. Biases are Gaussian, and the noise has a third of the learning rate.
-Three traits of their code are not adopted: initial S and g, one q(g) for all blocks, and standard deviations used as variances."""
+
+These traits of their code are not adopted: the prior of g (log-variance -10, with an H that is not normalized); the initial values
+of $S_1$, $S_2$, g and the biases; one q(g) for all blocks; local reparameterization; standard deviations used as variances; the
+penalty of 0.005 times the norms of $S_1$ and $S_2$; the biases' prior variance of 0.01; a draw of the biases for each row."""
 
 SMOKE = Recipe(fixed_noise_steps=5, steps=15, batch=16)
 
