@@ -335,7 +335,7 @@ def test_evaluating_an_empty_folder_says_so(tmp_path):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["ffg_u", "ensemble_u"])
 def test_trains_without_luck(name, monkeypatch):
-    """Five seeds on synthetic images: every test NLL within 0.05 nats of the median, far below that of chance, 2.30."""
+    """Five seeds on synthetic images: every test NLL within 0.1 nats of the median, far below that of chance, 2.30."""
     data = images.synthetic(600, 400, noise_std=0.45)
     monkeypatch.setattr(sources, "_images", lambda source: data)
     problem, nlls = ImageProblem(sources.Source(sources.SYNTHETIC), "cpu"), []
@@ -344,7 +344,7 @@ def test_trains_without_luck(name, monkeypatch):
         nlls.append(problem.score(problem.predict([bnn], 10, 0)["test"])["nll"])
     median = statistics.median(nlls)
     assert median < 0.3
-    assert all(abs(nll - median) < 0.05 for nll in nlls)
+    assert all(abs(nll - median) < 0.1 for nll in nlls)
 
 
 LUCK = Recipe(epochs=30, batch=50, inducing_learning_rate=1e-2, width=4, inducing=8, members=2, ensemble_draws=2)
