@@ -3,10 +3,11 @@
     python -m bayesify_papers.function_space.toy --out DIR [--seeds 5]
 
 For each seed, all methods train the same network for the same number of steps; an ensemble has five such networks, with the paper's
-weight decay. A score is the uncertainty two data widths outside the data, divided by its mean at the data. The uncertainty is the
-function's standard deviation in the regression, and the entropy on a ring in the classification. `uncertain` is the share of the
-ring with an entropy above half of its maximum. Snelson's own 200 points are used if the folder in BAYESIFY_DATA has
-`toy/snelson.npz` (arrays `x` and `y`), otherwise similar synthetic points. Figures are drawn if matplotlib is installed.
+weight decay. Mean-field inference has the paper's weight prior N(0, I). A score is the uncertainty two data widths outside the
+data, divided by its mean at the data. The uncertainty is the function's standard deviation in the regression, and the entropy on a
+ring in the classification. `uncertain` is the share of the ring with an entropy above half of its maximum. Snelson's own 200 points
+are used if the folder in BAYESIFY_DATA has `toy/snelson.npz` (arrays `x` and `y`), otherwise similar synthetic points. Figures are
+drawn if matplotlib is installed.
 """
 
 import math
@@ -26,7 +27,7 @@ from bayesify import BayesianNetwork, bayesianize, likelihoods
 from bayesify.datasets import toy
 from bayesify.function_space import Box, FunctionSpaceVI
 from bayesify.posteriors import Ensemble, MeanField
-from bayesify.priors import Gaussian, Neal
+from bayesify.priors import Gaussian, Standard
 from bayesify_papers.function_space import rows
 from bayesify_papers.function_space.networks import toy_network
 from bayesify_papers.function_space.trainings import WEIGHT_DECAY
@@ -84,13 +85,13 @@ def fit(bnn: BayesianNetwork, x: Tensor, y: Tensor, method: str, seed: int, how:
 
 
 def network(inputs: int, outputs: int, likelihood: Any, method: str, seed: int) -> BayesianNetwork:
-    """The network of a method before training."""
+    """The network of a method before training. Function-space inference does not use its weight prior."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = toy_network(inputs, outputs)
         if method == "ensemble":
             return bayesianize(net, Ensemble(), likelihood=likelihood, prior=Gaussian(WEIGHT_DECAY**-0.5))
-        return bayesianize(net, MeanField(init_std=INIT_STD), likelihood=likelihood, prior=Neal())
+        return bayesianize(net, MeanField(init_std=INIT_STD), likelihood=likelihood, prior=Standard())
 
 
 def regression(method: str, seed: int, how: Schedule) -> tuple[dict[str, float], Any]:

@@ -10,7 +10,8 @@ import torch
 from bayesify_papers.function_space import fashion, scores, toy, trainings
 from bayesify_papers.function_space.networks import convolutional_network
 
-from bayesify import fit
+from bayesify import fit, likelihoods
+from bayesify.priors import Neal, Standard
 
 
 @pytest.mark.slow
@@ -139,3 +140,21 @@ def test_ring_stays_outside() -> None:
     low, high = x.amin(0), x.amax(0)
     away = ((toy.ring(x) - (low + high) / 2) / (high - low)).norm(dim=1)
     torch.testing.assert_close(away, torch.full((64,), 2.5))
+
+
+@pytest.mark.parametrize(("method", "std"), [("mfvi", 1.0), ("ensemble", 10**0.5)])
+def test_toy_weight_priors_are_the_paper_s(method: str, std: float) -> None:
+    """Mean-field has N(0, I), and the ensemble has a weight decay of 0.1, in layers of any width."""
+    bnn = toy.network(1, 1, likelihoods.Gaussian(noise=0.1), method, seed=0)
+    stds = [float(torch.as_tensor(one).mean()) for one in bnn.prior.typical().std.values()]
+    assert stds == pytest.approx([std] * 6)  # weights and biases of three layers
+
+
+def test_toy_function_space_ignores_the_weight_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    how = toy.Schedule(epochs=5)
+    found = []
+    for prior in (Standard, Neal):
+        monkeypatch.setattr(toy, "Standard", prior)
+        found.append({method: toy.classification(method, 0, how)[0] for method in ("fsvi", "mfvi")})
+    assert found[0]["fsvi"] == found[1]["fsvi"]
+    assert found[0]["mfvi"] != found[1]["mfvi"]
