@@ -2,11 +2,11 @@
 
     python -m bayesify_papers.inducing_weights.regression [--published] [--seeds 5] [--out DIR] [--smoke]
 
-Data, network, prior, sizes of U and number of members are the paper's. Training is shorter: 1,500 steps with 8 draws each, at a
-learning rate that falls from 1e-2 along a cosine. `--published` uses the paper's schedule: 20,000 steps with 32 draws at 1e-3. For
-FCG-U and Ensemble-U, this rate falls to a tenth halfway. Lambda is capped as in the paper's image experiments, which brings the
-test NLLs of different seeds closer together; `--no-caps` removes the cap. Each training run is stored when it ends, and the same
-command with the same folder resumes.
+Data, network, sizes of U and number of members are the paper's. The prior standard deviation is 4 / sqrt(d_in), where d_in does
+not count the bias; most of the authors' code counts it. Training is shorter: 1,500 steps with 8 draws each, at a learning rate that
+falls from 1e-2 along a cosine. `--published` uses the paper's schedule: 20,000 steps with 32 draws at 1e-3. For FCG-U and
+Ensemble-U, this rate falls to a tenth halfway. Lambda is capped as in the paper's image experiments. The paper names no cap for the
+regression; `--no-caps` removes it. Each training run is stored when it ends, and the same command with the same folder resumes.
 """
 
 import math
