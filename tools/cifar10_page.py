@@ -85,14 +85,14 @@ def main() -> None:
 
 
 def ours() -> list[Point]:
-    """Means over seeds of every system, network, size M, KL weight and number of epochs, for the one-cycle recipe."""
+    """Means over seeds of every system, network, size M, KL weight, start and number of epochs, for the one-cycle recipe."""
     contents = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("cifar10_*one_cycle*.json"))]
-    groups: dict[tuple[str, int, str, int, float, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int, str, int, float, int, int], list[dict[str, Any]]] = {}
     for content in (one for one in contents if not one["validation"]):
         settings = content["settings"]
         for system in content["scores"]:
             at, size = list(SYSTEMS | BASELINES).index(system), settings["inducing"]
-            recipe = size, -settings.get("kl_weight", 1.0), settings["epochs"]
+            recipe = size, -settings.get("kl_weight", 1.0), settings.get("start_epochs", 0), settings["epochs"]
             groups.setdefault((network_name(settings), at, system, *recipe), []).append(content)
     points = [_mean(network, system, groups[key]) for key in sorted(groups) for network, _, system, *_ in [key]]
     times = Counter(point.name for point in points)
@@ -117,7 +117,10 @@ def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
         title += f" (M = {settings['inducing']})"
     if settings.get("kl_weight", 1.0) != 1:
         title += f" (KL weight {settings['kl_weight']})"
-    about = (title, network, str(len(runs)), f"{size:,}", str(settings["epochs"]), *cells)
+    epochs = str(settings["epochs"])
+    if settings.get("start_epochs"):
+        title, epochs = f"{title} (deterministic start)", f"{settings['start_epochs']} + {epochs}"
+    about = (title, network, str(len(runs)), f"{size:,}", epochs, *cells)
     return Point(
         f"{title}, {network}",
         100 * found["accuracy"],

@@ -2,9 +2,12 @@
 
 import json
 import statistics
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from bayesify_papers.inducing_weights.rows import network_name, recipe_in_words
+from bayesify_papers.inducing_weights.systems import Recipe
 
 from tools import cifar10_page
 from tools import paper_pages as pages
@@ -44,6 +47,19 @@ def test_the_plot_of_cifar10_takes_new_networks_and_no_held_out_images(tmp_path,
     drawn = cifar10_page.drawing()
     assert drawn.count("<circle") == 2 + sum(point.inside for *_, own in cifar10_page.others() for point in own)
     assert "ResNet-50</text>" in drawn
+
+
+def test_stored_runs_of_one_description_have_the_same_settings():
+    groups = {}
+    for path in sorted(cifar10_page.RESULTS.glob("cifar10_*.json")):
+        content = json.loads(path.read_text())
+        settings = asdict(Recipe()) | content["settings"]
+        for system in content["scores"]:
+            key = network_name(settings), settings["inducing"], system, recipe_in_words(settings, system)
+            groups.setdefault(key, []).append(settings)
+    assert any(len(alike) > 1 for alike in groups.values())
+    for key, alike in groups.items():
+        assert all(settings == alike[0] for settings in alike), key
 
 
 def test_a_table_is_made_again_between_its_marks(tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bayesify_papers.inducing_weights.scores import means_by_severity
-from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS
+from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS, Recipe
 from bayesify_papers.shared.published import published
 from bayesify_papers.shared.records import read
 from bayesify_papers.shared.rows import Row, grouped, row
@@ -40,6 +40,10 @@ def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
     parts += ["one-cycle learning rate"] * (settings.get("schedule") == "one_cycle")
     parts += ["averaged parameters"] * bool(settings.get("average"))
     point = (SYSTEMS | BASELINES)[system].point
+    if system in ("ffg_u", "ensemble_u") and settings.get("start_epochs"):
+        parts[0] += f" after {settings['start_epochs']} of a deterministic network"
+    lambda_, usual = settings.get("max_lambda"), Recipe.max_lambda
+    parts += [f"max_lambda {lambda_:g}"] * (system == "ffg_u" and lambda_ not in (None, usual))
     parts += ["SGD"] * (point and settings.get("point_optimizer") == "sgd")
     weight = settings.get("kl_weight", 1.0)
     parts += [f"KL weight {weight:g}"] * (not point and weight != 1)

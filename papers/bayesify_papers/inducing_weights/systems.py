@@ -229,7 +229,7 @@ def train(
     prior = Gaussian((len(x) * recipe.ivon_weight_decay) ** -0.5) if system.natural else system.prior()
     posterior = system.posterior(recipe)
     begins = recipe.start_epochs > 0 and isinstance(posterior, InducingWeights)
-    begun = _begin(recipe, given, seed, checkpoint) if begins else None
+    begun = _begin(recipe, given, seed, checkpoint) if begins and not _is_copied(checkpoint) else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = begun[0].mean_network() if begun else recipe.network(x.shape[1], given.num_classes)
@@ -266,11 +266,21 @@ def train(
     return bnn.eval(), [*(begun[1] if begun else []), *history]
 
 
+def _start_path(checkpoint: Path) -> Path:
+    """The checkpoint of the deterministic start beside a system's checkpoint."""
+    return checkpoint.with_name(f"start-{checkpoint.name}")
+
+
+def _is_copied(checkpoint: Path | None) -> bool:
+    """Whether a checkpoint lies without that of its start, which it does not need: `fit` resumes at the checkpoint's values."""
+    return checkpoint is not None and checkpoint.is_file() and not _start_path(checkpoint).is_file()
+
+
 def _begin(recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None) -> Trained:
     """The deterministic network that an inducing posterior starts at. Its learning rate would fall to zero only after all epochs,
     so it is still high at the end."""
     whole = replace(recipe, epochs=recipe.start_epochs + recipe.epochs, start_epochs=0)
-    path = None if checkpoint is None else checkpoint.with_name(f"start-{checkpoint.name}")
+    path = None if checkpoint is None else _start_path(checkpoint)
     return train(SYSTEMS["deterministic"], whole, given, seed, path, until=recipe.start_epochs)
 
 

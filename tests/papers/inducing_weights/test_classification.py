@@ -1,8 +1,10 @@
 """Classification: the recipe, the batches, stored predictions, tables, the command, and training without luck."""
 
 import json
+import shutil
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -151,6 +153,12 @@ def test_an_inducing_posterior_starts_at_the_deterministic_network(tmp_path):
     weight = "layer1.0.conv1.weight"  # rank 36 holds it whole
     assert (found[weight] - expected[weight]).norm() < 1e-3 * expected[weight].norm()
     assert not bnn.frozen_statistics
+    (tmp_path / "copy").mkdir()
+    copy = shutil.copy(tmp_path / "ffg_u-0.safetensors", tmp_path / "copy")
+    again, _ = train(SYSTEMS["ffg_u"], still, given, 0, Path(copy))  # needs no checkpoint of the start
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["ffg_u-0.safetensors"]
+    restored = again.state_dict()
+    assert all(torch.equal(value, restored[key]) for key, value in bnn.state_dict().items())
 
 
 def test_stored_predictions_score_as_the_draws_do(tmp_path):
