@@ -16,8 +16,9 @@ replaces the paper's prior of the weights. `--patience` stops mean-field inferen
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 from bayesify_papers.function_space import scores
 from bayesify_papers.function_space.networks import CIFAR_WIDTHS
@@ -112,6 +113,16 @@ def grid(base: Training) -> dict[str, Training]:
     return jobs
 
 
+def _own_settings(jobs: Mapping[str, Training], shared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """For each system, the settings of its first training run that differ from the shared ones."""
+    left_out = {"system", "folder", "seed", "file"}
+    first = {job.system: asdict(job) for job in reversed(jobs.values())}
+    return {
+        system: {key: value for key, value in own.items() if key not in left_out and value != shared[key]}
+        for system, own in first.items()
+    }
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     defaults = Training("fsvi")
@@ -146,10 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(show(grouped([{"setting": name, **one} for name, one in found.items()], ["setting"], keys)))
         return 0
     settings = {**asdict(base), "folder": None, "points": NUM_POINTS, "context": context, "init_std": chosen.init_std}
-    study = {**chosen.facts, "workers": workers, "settings": settings}
-    records.write(chosen.out / "study.json", study)
     every = plan(base, seeds, context, contexts, ablation, chosen.init_std)
     wanted = {name: job for name, job in every.items() if job.system in chosen.systems}
+    study = {**chosen.facts, "workers": workers, "settings": settings, "own_settings": _own_settings(wanted, settings)}
+    records.write(chosen.out / "study.json", study)
     found = run_trainings(classify, wanted, chosen.out, workers=workers)
     seconds = {name: one["train_seconds"] for name, one in found.items()}
     last = {name: {key: one["last_epoch"][key] for key in ("epoch", "nll", "kl")} for name, one in found.items()}

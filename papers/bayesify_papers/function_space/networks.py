@@ -13,7 +13,8 @@ def toy_network(inputs: int, outputs: int, hidden: int = 100) -> nn.Module:
 def convolutional_network(
     channels: int, side: int, num_classes: int = 10, widths: tuple[int, ...] = (32, 64, 128)
 ) -> nn.Module:
-    """3 x 3 convolutions without batch normalization, each followed by a ReLU and pooling, then a linear layer.
+    """3 x 3 convolutions without batch normalization, each followed by a ReLU, then a linear layer. Pooling follows each of up to
+    three convolutions, and every second one of more.
 
     Args:
         side: Height and width of the images.

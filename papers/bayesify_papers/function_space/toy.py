@@ -60,12 +60,17 @@ MIN_FAR_RATIO = 3.0
 """Required ratio of the uncertainty far from the data to the uncertainty at the data."""
 
 
-def snelson(seed: int) -> toy.Regression:
-    """Snelson's data if they are available, otherwise similar synthetic data; standardized."""
+def snelson_file() -> Path | None:
+    """The file of Snelson's data, if the folder in BAYESIFY_DATA has it."""
     folder = os.environ.get("BAYESIFY_DATA")
     path = Path(folder) / "toy" / "snelson.npz" if folder else None
-    made = toy.snelson(seed=seed)
-    if path is not None and path.is_file():
+    return path if path is not None and path.is_file() else None
+
+
+def snelson(seed: int) -> toy.Regression:
+    """Snelson's data if they are available, otherwise similar synthetic data; standardized."""
+    path, made = snelson_file(), toy.snelson(seed=seed)
+    if path is not None:
         with np.load(path, allow_pickle=False) as stored:
             x, y = (torch.from_numpy(np.asarray(stored[key], dtype=np.float32)).reshape(-1, 1) for key in ("x", "y"))
         made = replace(made, x=x, y=y, x_test=x, y_test=y)
@@ -142,6 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     chosen = Program(__doc__, __spec__, "function_space_toy").option(seeds=5).settings(Schedule()).read(arguments)
     seeds, how = (1, Schedule(3)) if chosen.smoke else (chosen.seeds, fill(Schedule, chosen))
+    data = "Snelson's data" if snelson_file() else "synthetic data, because toy/snelson.npz is not in BAYESIFY_DATA"
+    print(f"Regression: {data}", flush=True)
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     for problem, run in PROBLEMS.items():
         models: dict[str, Any] = {}
@@ -151,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 models.setdefault(method, model)
                 found.setdefault(problem, {}).setdefault(method, []).append(scores)
                 print(f"{problem}, {METHODS[method]}, seed {seed}: {scores}", flush=True)
-                records.write(chosen.out / "results.json", {**chosen.facts, "scores": found})
+                records.write(chosen.out / "results.json", {**chosen.facts, "regression": data, "scores": found})
         if figures.HAS_MATPLOTLIB:
             from bayesify_papers.function_space.figures import draw
 

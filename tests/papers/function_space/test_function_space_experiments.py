@@ -23,6 +23,8 @@ def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.Capt
     assert sum(results["histograms"]["fsvi"]["entropy_test"]) == 200
     spent = {row: results["rows"][row]["seconds"] for row in ("fsvi", "mfvi", "map", "ensemble")}
     assert min(spent.values()) > 0
+    assert results["own_settings"]["mfvi"]["epochs"] == 3 * results["settings"]["epochs"]
+    assert results["own_settings"]["fsvi"] == {}
     assert spent["ensemble"] == pytest.approx(
         sum(one for name, one in results["seconds"].items() if name.startswith("map-")), abs=0.06
     )
@@ -131,8 +133,10 @@ def test_toy_writes_results(smoke: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delenv("BAYESIFY_DATA", raising=False)
     done = smoke("function-space/toy")
     assert "two_moons" in done.printed
-    found = json.loads((done.folder / "results.json").read_text())["scores"]
-    assert set(found) == {"snelson", "two_moons"}
+    written = json.loads((done.folder / "results.json").read_text())
+    assert set(written["scores"]) == {"snelson", "two_moons"}
+    assert written["regression"].startswith("synthetic")
+    assert written["regression"] in done.printed
 
 
 def test_ring_stays_outside() -> None:
