@@ -32,7 +32,7 @@ def gap_ratios(folder: Path) -> str:
         [steps, *(f"{own[name]:.1f}" if name in own else "" for name in published)]
         for steps, own in (
             ("20,000 steps of 32 draws, with caps (three seeds)", published),
-            ("20,000 steps of 32 draws, without caps, as in the paper (three seeds)", uncapped),
+            ("20,000 steps of 32 draws, without caps (three seeds)", uncapped),
             ("40,000 steps of 32 draws (three seeds)", longer),
             ("1,500 steps of 8 draws (two or five seeds)", short),
         )
