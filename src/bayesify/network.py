@@ -611,7 +611,7 @@ def prune(bnn: BayesianNetwork, keep: Annotated[float, Range(above=0, most=1)]) 
     weights with the largest |mean| / std in the whole network. Pruned entries stay 0. The kept entries become new,
     shorter parameters. Further training changes only these parameters and needs a new optimizer, which `fit` creates.
     `count_parameters` counts only kept entries. `save` writes the kept entries and, with one bit per original entry, their
-    positions.
+    positions. Draws with their own BatchNorm statistics no longer apply after pruning; `fit` and `keep_draws` make new ones.
 
     Args:
         bnn: A network whose posteriors are all `MeanField` or `InducingWeights`.

@@ -144,9 +144,8 @@ def _predict(
     if system.after:
         predictors = [system.after(network, recipe, problem, seed) for network in networks]
     seconds = time.perf_counter() - start if system.after else 0.0
-    half = recipe.precision == "bf16" and not isinstance(predictors[0], Laplace)
-    with torch.autocast(problem.device.type, torch.bfloat16, enabled=half):
-        return problem.predict(predictors, system.count_draws(recipe), seed), seconds
+    precision = "float32" if isinstance(predictors[0], Laplace) else recipe.precision
+    return problem.predict(predictors, system.count_draws(recipe), seed, precision), seconds
 
 
 def evaluate(folder: Path) -> int:

@@ -18,7 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bayesify import BayesianNetwork, count_parameters, fit, prune
+import torch
+
+from bayesify import BayesianNetwork, count_parameters, fit, keep_draws, prune
 from bayesify_papers.inducing_weights import rows
 from bayesify_papers.inducing_weights.classification import SMOKE, SMOKE_SOURCE, add_recipe, recipe_from
 from bayesify_papers.inducing_weights.systems import SYSTEMS, Recipe, train
@@ -74,7 +76,7 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
     given, start = problem(job.source, job.device), time.perf_counter()
     checkpoint = folder / f"{job.system}-{job.seed}.safetensors"
     network, _ = train(SYSTEMS[job.system], job.recipe, given, job.seed, checkpoint)
-    pruned = network if job.keep == 1 else prune(network, job.keep)
+    pruned = network if job.keep == 1 else _pruned(given, network, job)
     found = [{"keep": job.keep, "fine_tuned": False, **_score(given, pruned, job)}]
     if job.keep < 1:
         history = fit(
@@ -96,8 +98,17 @@ def work(job: Pruning, folder: Path) -> dict[str, Any]:
     return {"system": job.system, "seed": job.seed, "seconds": round(time.perf_counter() - start, 1), "rows": found}
 
 
+def _pruned(given: ImageProblem, network: BayesianNetwork, job: Pruning) -> BayesianNetwork:
+    """The pruned network, with draws that have their own batch statistics, as `fit` keeps them for the whole network."""
+    pruned, recipe = prune(network, job.keep), job.recipe
+    batches = MemoryBatches(given.x, given.y, recipe.batch, recipe.changed)
+    with torch.autocast(given.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+        keep_draws(pruned, batches, recipe.prediction_draws, seed=job.seed)
+    return pruned
+
+
 def _score(given: ImageProblem, network: BayesianNetwork, job: Pruning) -> dict[str, float]:
-    made = given.predict([network], job.recipe.prediction_draws, job.seed)
+    made = given.predict([network], job.recipe.prediction_draws, job.seed, job.recipe.precision)
     return {"parameters": count_parameters(network), **given.score(made["test"])}
 
 

@@ -35,6 +35,6 @@ def classify(job: Training, folder: Path) -> dict[str, Any]:
     """Train, write the predictions, and return scores, numbers of parameters and seconds of training."""
     given, system = problem(job.source, job.device), SYSTEMS[job.system]
     path = folder / f"{job.file}.npz" if job.file else None
-    draws = system.count_draws(job.recipe)
-    scores, _, network = given.run(lambda: train(system, job.recipe, given, job.seed), draws, job.seed, path)
+    draws, precision = system.count_draws(job.recipe), job.recipe.precision
+    scores, _, network = given.run(lambda: train(system, job.recipe, given, job.seed), draws, job.seed, path, precision)
     return {"system": job.system, "seed": job.seed, **scores, "parameters": count_parameters(network)}

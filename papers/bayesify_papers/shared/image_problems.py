@@ -37,23 +37,30 @@ class ImageProblem:
         self.test_labels = as_labels(data.test_labels)
         self.num_classes = int(self.y.max()) + 1
 
-    def predict(self, networks: Sequence[Predictor], num_draws: int, seed: int) -> dict[str, StoredPrediction]:
-        """Joint predictions of networks for every set of the source."""
+    def predict(
+        self, networks: Sequence[Predictor], num_draws: int, seed: int, precision: str = "float32"
+    ) -> dict[str, StoredPrediction]:
+        """Joint predictions of networks for every set of the source, in `"float32"` or `"bf16"`.
+
+        Networks with BatchNorm layers should predict in the precision of their training, in which their statistics were kept.
+        """
         sets = {name: partial(self.scale, images, self.device) for name, images in self.source.scored().items()}
-        return predictions.predict_sets(networks, sets, num_draws, seed)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16"):
+            return predictions.predict_sets(networks, sets, num_draws, seed)
 
     def score(self, prediction: StoredPrediction) -> dict[str, float]:
         """Accuracy, NLL, ECE and Brier score on the images to be scored."""
         return classification_scores(prediction, self.test_labels)
 
     def run(
-        self, train: Callable[[], Trained], num_draws: int, seed: int, path: Path | None
+        self, train: Callable[[], Trained], num_draws: int, seed: int, path: Path | None, precision: str = "float32"
     ) -> tuple[dict[str, Any], dict[str, StoredPrediction], BayesianNetwork]:
         """Train a network and predict every set.
 
         Args:
             train: Function that trains and returns the network and its history.
             path: File of the predictions. They are not stored if it is `None`.
+            precision: Precision of the predictions; see `predict`.
 
         Returns:
             A dict of the scores, the seconds of training and the history of the last epoch; the predictions; and the network.
@@ -61,7 +68,7 @@ class ImageProblem:
         start = time.perf_counter()
         network, history = train()
         seconds = time.perf_counter() - start
-        made = self.predict([network], num_draws, seed)
+        made = self.predict([network], num_draws, seed, precision)
         if path is not None:
             predictions.write(path, made)
         found = {**self.score(made["test"]), "train_seconds": round(seconds, 1), "last_epoch": history[-1]}

@@ -181,6 +181,20 @@ def test_an_interrupted_pruning_resumes_after_the_last_finished_fraction(tmp_pat
     assert {name: result["keep"] for name, result in results.items()} == kept
 
 
+def test_networks_predict_in_the_precision_and_with_the_statistics_of_their_training(tmp_path, monkeypatch):
+    found, predict = [], ImageProblem.predict
+
+    def watched(self, networks, num_draws, seed, precision="float32"):
+        found.append((networks[0]._valid_statistics() is not None, precision))
+        return predict(self, networks, num_draws, seed, precision)
+
+    monkeypatch.setattr(ImageProblem, "predict", watched)
+    recipe, source = replace(SMOKE, precision="bf16"), replace(SMOKE_SOURCE, outside=(), corrupted_images=0)
+    trainings.classify(trainings.Training("ffg_u", recipe, source), tmp_path)
+    pruning.work(pruning.Pruning("ffg_u", recipe, source, fine_tuning=1, keep=0.5), tmp_path)
+    assert found == [(True, "bf16")] * 3
+
+
 @pytest.mark.slow
 def test_pruning_smoke(smoke):
     done = smoke("inducing-weights/pruning")
