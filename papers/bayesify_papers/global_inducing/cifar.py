@@ -63,7 +63,7 @@ class Setting:
         warm_up: Epochs over which the factor on the KL rises from 0 to 1; 100 in the authors' code with `--temperL`.
         learning_rate: Initial learning rate of Adam. Log precisions have three times this rate.
         width: Number of channels.
-        passes: Number of epochs per entry of the history. The factor on the KL is constant within an entry.
+        passes: Number of epochs per entry of the history.
         stored: Number of epochs between checkpoints. A checkpoint of gi has 0.7 GB.
         precision: Floating-point precision of the network in training on a GPU.
         draws: Number of draws for predictions and for the bound.
