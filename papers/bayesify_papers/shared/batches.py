@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class MemoryBatches:
@@ -76,23 +76,26 @@ class RandomBatches:
             yield self.x[rows], self.y[rows]
 
 
-def mirror_and_shift(x: Tensor, reach: int | None = None, *, mirror: bool = True, border: float = 0.0) -> Tensor:
+def mirror_and_shift(
+    x: Tensor, reach: int | None = None, *, mirror: bool = True, border: float | Tensor = 0.0
+) -> Tensor:
     """Images that are randomly mirrored and shifted, each on its own, by torch's random numbers.
 
     Args:
         x: Images, [B, C, H, W].
         reach: Largest shift in pixels; by default an eighth of the side.
         mirror: Whether to mirror half of the images.
-        border: Value of the pixels that move in from outside.
+        border: Value of the pixels that move in from outside: a number, or a tensor [C, 1, 1] of one value per channel.
     """
-    count, _, height, width = x.shape
+    count, channels, height, width = x.shape
     reach = max(1, width // 8) if reach is None else reach
     rows, columns = _sent(torch.randint(-reach, reach + 1, (2, count, 1)), x.device)
     mirrored = _sent(torch.rand(count, 1) < (0.5 if mirror else 0.0), x.device)
     up = torch.arange(height, device=x.device) + rows + reach  # [B, H]
     across = torch.arange(width, device=x.device)
     across = torch.where(mirrored, across.flip(0), across) + columns + reach  # [B, W]
-    padded = nn.functional.pad(x, (reach,) * 4, value=border)
+    padded = x.new_zeros(count, channels, height + 2 * reach, width + 2 * reach) + border
+    padded[..., reach : reach + height, reach : reach + width] = x
     example = torch.arange(count, device=x.device)[:, None, None]
     return padded.movedim(1, -1)[example, up[:, :, None], across[:, None]].movedim(-1, 1)  # [B, C, H, W]
 

@@ -375,7 +375,7 @@ def _dropout(shop: Workshop) -> Iterator[Variant]:
         num_data=len(shop.x),
         epochs=recipe.epochs,
         optimizer=recipe.sgd,
-        scheduler=lambda sgd: torch.optim.lr_scheduler.LambdaLR(sgd, lambda epoch: image_training.rate(recipe, epoch)),
+        **image_training.schedule(recipe, len(loader)),
         kl_weight=0.0,
         num_draws=1,
         precision=shop.precision,

@@ -64,7 +64,9 @@ class Recipe:
 
 def batches(x: Tensor, y: Tensor, batch: int, recipe: Recipe) -> MemoryBatches:
     """Shuffled batches of at most `batch` images, mirrored and shifted as the recipe says. Black moves in at the border."""
-    augment = partial(mirror_and_shift, reach=recipe.crops, mirror=recipe.flips, border=float(x.min()))
+    augment = partial(
+        mirror_and_shift, reach=recipe.crops, mirror=recipe.flips, border=x.amin((0, 2, 3))[:, None, None]
+    )
     return MemoryBatches(x, y, min(batch, len(x)), augment if recipe.crops or recipe.flips else None)
 
 
@@ -81,6 +83,14 @@ def rate(recipe: Recipe, epoch: float) -> float:
     """Factor on the learning rate after a number of epochs, which may be fractional."""
     started = min(1.0, (epoch + 1e-3) / recipe.warmup) if recipe.warmup else 1.0
     return started * 0.1 ** sum(epoch >= math.floor(share * recipe.epochs) for share in recipe.drops)
+
+
+def schedule(recipe: Recipe, steps: int) -> dict[str, Any]:
+    """The options of `fit` for the recipe's learning rate, given the number of steps per epoch."""
+    return {
+        "scheduler": lambda sgd: LambdaLR(sgd, lambda step: rate(recipe, step / steps)),
+        "steps": Steps(scheduler="step"),
+    }
 
 
 def trained(
@@ -113,8 +123,7 @@ def trained(
         num_data=len(x),
         epochs=recipe.epochs,
         optimizer=recipe.sgd,
-        scheduler=lambda sgd: LambdaLR(sgd, lambda step: rate(recipe, step / len(loader))),
-        steps=Steps(scheduler="step"),
+        **schedule(recipe, len(loader)),
         kl_weight=0.0,
         num_draws=1,
         precision=recipe.precision if x.is_cuda else "float32",

@@ -260,7 +260,10 @@ def run_setting(
         For each split the scores of `judge` and `noise_std`, the standard deviation of the noise, in the target's own unit.
     """
     stem, chosen = setting.stem(data.name), data.splits[:splits]
-    about = {"setting": asdict(setting), "recipe": asdict(recipe), "num_draws": num_draws, "splits": len(chosen)}
+    about = {"setting": asdict(setting), "num_draws": num_draws, "splits": len(chosen)}
+    about["recipe"] = (
+        {"batch": recipe.batch, "steps": recipe.total, **NATURAL} if setting.model == "NNG" else asdict(recipe)
+    )
     network_of = {"model": setting.model, "hidden_layers": setting.hidden_layers, "width": setting.width}
 
     def work(checkpoint: Path, report: Report) -> tuple[list[dict[str, float]], float]:
@@ -331,6 +334,10 @@ def run_stored(
     return outcomes
 
 
+NATURAL: dict[str, Any] = {"learning_rate": 0.1, "num_draws": 4, "antithetic": True}
+"""Settings of noisy K-FAC."""
+
+
 def train_naturally(
     networks: Sequence[BayesianNetwork], rows: Rows, recipe: Recipe, checkpoint: Path, report: Report
 ) -> float:
@@ -338,8 +345,8 @@ def train_naturally(
 
     Args:
         networks: Networks with `MatrixNormal` posteriors; changed in place.
-        recipe: Recipe with the batch size and the number of steps, which is rounded to whole epochs. The learning rate is 0.1 and
-            falls along half a cosine, as in `bayesify.compare`.
+        recipe: Recipe with the batch size and the number of steps, which is rounded to whole epochs. The learning rate falls
+            along half a cosine, as in `bayesify.compare`. Other settings are in `NATURAL`.
         checkpoint: File whose name, with the number of the split, becomes the checkpoint of a network. A network whose training
             has ended is not trained again.
         report: Function called after each network with its number of steps and the seconds of one network.
@@ -348,7 +355,7 @@ def train_naturally(
     for index, network in enumerate(networks):
         x, y = rows.x[index], rows.y[index]
         loader = MemoryBatches(x, y, min(recipe.batch, len(x)))
-        trainer = NoisyKFAC(network, num_data=len(x), num_draws=4, antithetic=True)
+        trainer = NoisyKFAC(network, num_data=len(x), **NATURAL)
         epochs = math.ceil(recipe.total / len(loader))
         own = Checkpointing(split_checkpoint(checkpoint, index), every=epochs * len(loader))
         trainer.fit(loader, epochs, schedule=cosine, checkpoint=own, seed=index, progress=False)

@@ -6,7 +6,7 @@ Networks have 50 units (100 for protein). Training has batches of 64 and Adam wi
 variance, then 50,000 with a learned one, one draw per step. Predictions have 64 draws (appendices D.1 and D.2). There are 20
 standard splits (5 for protein). The supplement leaves activation, biases and initial values open; ours are in `DEFAULTS` and
 `CHOICES`. Targets are standardized, and the noise variance starts at 0.1. Energy and naval have two targets (`both_targets`) under
-one noise, as in the paper. `--faithful` uses some settings of the authors' code for WHVI (`FAITHFUL_SETTING`).
+one noise, as in the paper. `--faithful` uses some settings of the authors' code (`FAITHFUL_SETTING`) and is for WHVI only.
 """
 
 import argparse
@@ -78,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program(__doc__, __spec__, "walsh-hadamard-shallow", small=True)
     program.choice("datasets", DATASET_ORDER).choice("models", MODELS, ["WHVI"]).option(faithful=False)
     chosen = add_options(program).read(arguments)
+    if chosen.faithful and chosen.models != ["WHVI"]:
+        program.error("--faithful has settings of WHVI only; use --models WHVI, or leave out --faithful")
     recipe = SMOKE if chosen.smoke else Recipe(steps=chosen.steps, noise_rate=1 / 3 if chosen.faithful else 1.0)
     options = {"splits": chosen.splits, "facts": chosen.facts, "device": chosen.device}
     for data in load(chosen):

@@ -183,11 +183,13 @@ def test_training_is_sgd_on_the_mean_cross_entropy(tmp_path):
 
 
 def test_images_are_shifted_under_black_and_not_mirrored():
-    x = torch.rand(50, 1, 8, 8) + 1
+    x = torch.rand(50, 2, 8, 8) + torch.tensor([1.0, -3.0])[:, None, None]
     (moved, _), *_ = image_training.batches(x, torch.arange(50), 50, Recipe(crops=2))
-    padded = torch.nn.functional.pad(x[:, 0], (2,) * 4, value=float(x.min()))
-    cuts = torch.cat([padded[:, top : top + 8, left : left + 8] for top in range(5) for left in range(5)])
-    for picture in moved[:, 0]:
+    padded = torch.stack(
+        [torch.nn.functional.pad(x[:, k], (2,) * 4, value=float(x[:, k].min())) for k in range(2)], 1
+    )  # every channel has its own black
+    cuts = torch.cat([padded[..., top : top + 8, left : left + 8] for top in range(5) for left in range(5)])
+    for picture in moved:
         assert bool((picture == cuts).flatten(1).all(1).any())
 
 
@@ -227,6 +229,22 @@ def test_members_of_the_ensemble_have_the_batch_size_of_other_systems(tmp_path, 
     mean = torch.stack([shops[0].network(member)[0](x).double().softmax(-1) for member in range(3)]).mean(0)
     assert torch.allclose(variant.predict(x), mean)
     assert len(sizes) == 4  # networks in the folder are not trained again
+
+
+def test_dropout_warms_up_step_by_step(tmp_path, monkeypatch):
+    x, y, rates = torch.randn(40, 1, 8, 8), torch.arange(40) % 2, []
+    recipe = replace(rotated_mnist.SMOKE[0], batch=20, epochs=2, warmup=2)
+    settings = replace(rotated_mnist.SMOKE[1], apart_batch=20)
+    shop = image_systems.Workshop(tmp_path, x, y, (x, y), (x, y), 2, recipe, settings)
+    step = torch.optim.SGD.step
+
+    def watched(self, *args, **kwargs):
+        rates.append(self.param_groups[0]["lr"] / recipe.learning_rate)
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", watched)
+    next(iter(image_systems.SYSTEMS["dropout"](shop)))
+    assert rates[:4] == pytest.approx([image_training.rate(recipe, count / 2) for count in range(4)])
 
 
 @pytest.mark.parametrize("name", ["subnetwork", "dropout", "vogn"])

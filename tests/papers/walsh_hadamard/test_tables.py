@@ -161,6 +161,12 @@ def test_noisy_natural_gradient_resumes_after_the_last_finished_split(tmp_path: 
     assert not list(tmp_path.glob("*.safetensors"))
 
 
+def test_the_authors_settings_are_for_whvi_only(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        shallow_regression.main(["--smoke", "--faithful", "--models", "MFG"])
+    assert "use --models WHVI" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_table_2_goes_on_from_what_is_stored(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("walsh-hadamard/table2")
