@@ -116,7 +116,7 @@ def grid(base: Training) -> dict[str, Training]:
 def _own_settings(jobs: Mapping[str, Training], shared: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """For each system, the settings of its first training run that differ from the shared ones."""
     left_out = {"system", "folder", "seed", "file"}
-    first = {job.system: asdict(job) for job in reversed(jobs.values())}
+    first = {job.system: asdict(job) for job in reversed(list(jobs.values()))}
     return {
         system: {key: value for key, value in own.items() if key not in left_out and value != shared[key]}
         for system, own in first.items()
