@@ -120,8 +120,8 @@ def _images() -> list[str]:
     return [
         "ResNet-18 on CIFAR-10: accuracy, NLL, calibration error, parameters",
         f"inducing weights: {ours.accuracy:.1f} %, {ours.nll:.3f}, **{ours.ece:.1f} %, {ours.parameters:.1f} million**",
-        f"plain network, more GPU time: **{plain.accuracy:.1f} %**, {plain.nll:.3f}, {plain.ece:.1f} %, {plain.parameters:.1f} million;"
-        f" NLL **{calibrated:.3f}** with temperature scaling",
+        f"plain network, more GPU time: **{plain.accuracy:.1f} %**, {plain.nll:.3f}, {plain.ece:.1f} %,"
+        f" {plain.parameters:.1f} million; NLL **{calibrated:.3f}** with temperature scaling",
         "`python -m bayesify_papers.inducing_weights.classification --dataset cifar10`",
     ]
 
