@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from bayesify import BayesianNetwork, Laplace, count_parameters
+from bayesify.datasets import corruptions
 from bayesify.predictor import Predictor
 from bayesify_papers.inducing_weights import rows, scores
 from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS, Recipe, System, train
@@ -28,7 +29,7 @@ from bayesify_papers.shared import predictions, records
 from bayesify_papers.shared.image_problems import ImageProblem
 from bayesify_papers.shared.program import Program, fill
 from bayesify_papers.shared.rows import show
-from bayesify_papers.shared.sources import NOISE, SYNTHETIC, Source, available
+from bayesify_papers.shared.sources import COMPARED_KINDS, NOISE, SYNTHETIC, Source, available
 
 OUTSIDE_SETS = {
     "fashion_mnist": ("mnist", "notmnist"),
@@ -66,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             *OUTSIDE_SETS[chosen.dataset],
             *available(OPTIONAL_OUTSIDE_SETS.get(chosen.dataset, ()), chosen.data),
         )
-        source = Source(
-            chosen.dataset, chosen.data, outside=outside, corrupted_images=chosen.corrupted_images, **limits
-        )
+        kinds = tuple(corruptions.SEVERITIES) if chosen.dataset == "cifar10" else COMPARED_KINDS
+        corrupted = {"corrupted_images": chosen.corrupted_images, "kinds": kinds}
+        source = Source(chosen.dataset, chosen.data, outside=outside, **limits, **corrupted)
     if chosen.validation:
         source = replace(source, outside=())
     device = "cpu" if chosen.smoke else chosen.device

@@ -10,6 +10,7 @@ from bayesify_papers.shared.published import published
 from bayesify_papers.shared.records import read
 from bayesify_papers.shared.rows import Row, grouped, row
 from bayesify_papers.shared.scores import CLASSIFICATION_SCORES
+from bayesify_papers.shared.sources import COMPARED_KINDS
 
 
 def _percent(scores: Mapping[str, float]) -> dict[str, float]:
@@ -51,7 +52,8 @@ def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
 
 
 def classification(folder: Path) -> list[Row]:
-    """Tables 3, 5, 11 and 12; `images` is `test` or `corrupted`.
+    """Tables 3, 5, 11 and 12; `images` is `test` or `corrupted`, which stands for the six kinds of corruption of every run. Runs
+    with more kinds also have means over all their kinds.
 
     The published numbers are of a ResNet-50 trained on all images. A run with another network or with held-out images has no
     published number.
@@ -81,10 +83,15 @@ def classification(folder: Path) -> list[Row]:
         name = f"{system}_{size}" if size != 64 and system in ("ffg_u", "ensemble_u") else system
         for metric, ours in _percent(scores["test"]).items():
             add({"system": name, "images": "test"}, metric, ours, "cifar10", name, metric)
-        for severity, means in means_by_severity(scores["corrupted"]).items():
-            own = {"system": name, "images": "corrupted", "severity": str(severity)}
-            for metric in ("accuracy", "ece"):
-                add(own, metric, 100 * means[metric], "corrupted", name, metric, place=severity - 1)
+        every = {one.rpartition("-")[0] for one in scores["corrupted"]}
+        averaged = {"corrupted": set(COMPARED_KINDS)}
+        if every > averaged["corrupted"]:
+            averaged[f"corrupted, {len(every)} kinds"] = every
+        for images, kinds in averaged.items():
+            for severity, means in means_by_severity(scores["corrupted"], kinds).items():
+                own = {"system": name, "images": images, "severity": str(severity)}
+                for metric in ("accuracy", "ece"):
+                    add(own, metric, 100 * means[metric], "corrupted", name, metric, place=severity - 1)
         for outside, found in scores["ood"].items():
             for place, metric in enumerate(("auroc", "aupr")):
                 own = {"system": name, "outside": outside}

@@ -1,6 +1,7 @@
 """Scores of stored predictions, and checks against requirements."""
 
 import math
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from bayesify import metrics
 from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS
 from bayesify_papers.shared import predictions
+from bayesify_papers.shared.sources import COMPARED_KINDS
 
 TEMPERATURES = [math.exp(step / 50) for step in range(-100, 101)]
 """Temperatures that `calibrated_nll` tries: 0.14 to 7.4 in steps of 2 %, which are too small to matter near the minimum."""
@@ -72,11 +74,20 @@ def calibrated_nll(probs: Tensor, labels: Tensor) -> float:
     return sum(nll(best[1 - k], half) * len(half[1]) for k, half in enumerate(halves)) / len(labels)
 
 
-def means_by_severity(corrupted: dict[str, dict[str, float]]) -> dict[int, dict[str, float]]:
-    """Accuracy and ECE at each severity, averaged over the kinds of corruption."""
-    grouped: dict[int, list[dict[str, float]]] = {}
+def means_by_severity(
+    corrupted: Mapping[str, Mapping[str, float]], kinds: Collection[str] = COMPARED_KINDS
+) -> dict[int, dict[str, float]]:
+    """Accuracy and ECE at each severity, averaged over kinds of corruption.
+
+    Args:
+        corrupted: Scores by kind and severity, such as `contrast-5`.
+        kinds: Kinds to average over, if they are there.
+    """
+    grouped: dict[int, list[Mapping[str, float]]] = {}
     for name, entry in corrupted.items():
-        grouped.setdefault(int(name.rpartition("-")[2]), []).append(entry)
+        kind, _, severity = name.rpartition("-")
+        if kind in kinds:
+            grouped.setdefault(int(severity), []).append(entry)
     return {
         severity: {key: float(np.mean([entry[key] for entry in entries])) for key in ("accuracy", "ece")}
         for severity, entries in grouped.items()

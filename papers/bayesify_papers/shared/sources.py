@@ -16,6 +16,9 @@ SYNTHETIC = "synthetic"
 NOISE = "noise"
 """Name of random pixels, which serve as out-of-distribution images."""
 
+COMPARED_KINDS = ("gaussian_noise", "shot_noise", "impulse_noise", "gaussian_blur", "contrast", "brightness")
+"""Kinds of corruption that every stored run has. Means over kinds are compared over these kinds only."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -33,6 +36,7 @@ class Source:
             more channels.
         corrupted_images: Number of scored images to corrupt, from the first.
         severities: Severities of the corruptions.
+        kinds: Kinds of the corruptions, keys of `corruptions.SEVERITIES`.
 
     Raises:
         ValueError: If `validation` is negative.
@@ -45,6 +49,7 @@ class Source:
     outside: tuple[str, ...] = ()
     corrupted_images: int = 0
     severities: tuple[int, ...] = (1, 2, 3, 4, 5)
+    kinds: tuple[str, ...] = COMPARED_KINDS
 
     def __post_init__(self) -> None:
         if self.validation < 0:
@@ -79,7 +84,7 @@ def _scored(source: Source) -> dict[str, np.ndarray]:
             sets[f"ood/{name}"] = noise(pictures)
         else:
             sets[f"ood/{name}"] = like(images.load(name, source.folder).test_images, pictures)
-    return sets | corrupted(pictures[: source.corrupted_images], source.severities)
+    return sets | corrupted(pictures[: source.corrupted_images], source.kinds, source.severities)
 
 
 def available(names: Sequence[str], folder: str | None) -> dict[str, np.ndarray]:
@@ -117,13 +122,13 @@ def noise(pictures: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, pictures.shape, dtype=np.uint8)
 
 
-def corrupted(pictures: np.ndarray, severities: Sequence[int]) -> dict[str, np.ndarray]:
-    """Images under every corruption and severity by `corrupted/kind-severity`. The noise is the same in every run."""
+def corrupted(pictures: np.ndarray, kinds: Sequence[str], severities: Sequence[int]) -> dict[str, np.ndarray]:
+    """Images under each corruption and severity by `corrupted/kind-severity`. The noise is the same in every run."""
     if not len(pictures):
         return {}
     return {
         f"corrupted/{kind}-{severity}": corruptions.corrupt(pictures, kind, severity, seed=0)
-        for kind in corruptions.SEVERITIES
+        for kind in kinds
         for severity in severities
     }
 

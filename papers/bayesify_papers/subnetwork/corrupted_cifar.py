@@ -3,9 +3,9 @@
     python -m bayesify_papers.subnetwork.corrupted_cifar --out DIR
     python -m bayesify_papers.subnetwork.corrupted_cifar --evaluate DIR
 
-Systems and options are those of `rotated_mnist`. The paper averages over 16 corruptions, we over the six that
-`datasets.corruptions` computes. The paper's out-of-distribution images are SVHN. We use SVHN if it is in the folder of the data or
-can be downloaded, and always Fashion-MNIST and notMNIST in three channels.
+Systems and options are those of `rotated_mnist`. The paper averages over 16 corruptions, we average over six (`COMPARED_KINDS`).
+The paper's out-of-distribution images are SVHN. We use SVHN if it is in the folder of the data or can be downloaded, and always
+Fashion-MNIST and notMNIST in three channels.
 """
 
 import sys
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bayesify.datasets import corruptions, images
-from bayesify_papers.shared.sources import available, like, noise
+from bayesify_papers.shared.sources import COMPARED_KINDS, available, like, noise
 from bayesify_papers.subnetwork import image_scores, rows, shifted_images
 from bayesify_papers.subnetwork.image_systems import Settings
 from bayesify_papers.subnetwork.image_training import Recipe
@@ -29,8 +29,8 @@ def corrupt_at_random(pictures: np.ndarray, seed: int = 0) -> np.ndarray:
     """Corrupted images, a sixth of them at each severity from 0 to 5. The kinds of corruption take turns."""
     corrupted, generator = pictures.copy(), np.random.default_rng(seed)
     severity = generator.permutation(len(pictures)) % 6
-    kind = generator.permutation(len(pictures)) % len(corruptions.SEVERITIES)
-    for place, name in enumerate(corruptions.SEVERITIES):
+    kind = generator.permutation(len(pictures)) % len(COMPARED_KINDS)
+    for place, name in enumerate(COMPARED_KINDS):
         for strength in range(1, 6):
             chosen = (kind == place) & (severity == strength)
             if chosen.any():
@@ -44,7 +44,7 @@ def make_task(
     """The task: clean and corrupted test images, and out-of-distribution images."""
     pictures, labels = spread_out(num_test, data.test_images, data.test_labels)
     sets = {"shifted/none-0": pictures}
-    for kind in corruptions.SEVERITIES:
+    for kind in COMPARED_KINDS:
         for severity in severities:
             sets[f"shifted/{kind}-{severity}"] = corruptions.corrupt(pictures, kind, severity)
     sets |= {f"ood/{name}": like(others[:num_test], pictures) for name, others in outside.items()}

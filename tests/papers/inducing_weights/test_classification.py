@@ -25,7 +25,7 @@ from bayesify_papers.shared.image_problems import ImageProblem
 
 from bayesify import metrics
 from bayesify.conversion import bayesianize
-from bayesify.datasets import images
+from bayesify.datasets import corruptions, images
 from bayesify.likelihoods import Categorical
 from bayesify.predictive.base import Outputs
 from bayesify.predictive.classification import ClassificationPredictive
@@ -294,6 +294,7 @@ def test_out_of_distribution_sets_of_the_paper_are_used_if_available(tmp_path, m
     monkeypatch.setattr(classification, "evaluate", lambda _: 0)
     assert classification.main(["--dataset", "cifar10", "--out", str(tmp_path)]) == 0
     assert made[0].outside == ("mnist", "fashion_mnist", *found)
+    assert set(made[0].kinds) == set(corruptions.SEVERITIES)
 
 
 def test_rows_know_their_network_and_size(tmp_path):
@@ -322,6 +323,30 @@ def test_rows_know_their_network_and_size(tmp_path):
     for other in ({"depth": 2, "width": 64}, {"bottleneck": True, "width": 32}, {}):
         assert set(published(other).values()) == {None}
     assert set(published(whole, validation=100).values()) == {None}
+
+
+def test_means_over_the_kinds_of_every_run_stay_comparable(tmp_path):
+    """A run with more kinds keeps the means over the six compared kinds, and has means over all of its kinds as well."""
+    entry = {kind: {"accuracy": 0.5, "ece": 0.1, "nll": 1.0, "brier": 0.2} for kind in sources.COMPARED_KINDS}
+    more = {**entry, "snow": {**entry["contrast"], "accuracy": 0.92}}
+    for kinds, expected in ((entry, {"corrupted": 50.0}), (more, {"corrupted": 50.0, "corrupted, 7 kinds": 56.0})):
+        system = {"test": entry["contrast"], "ood": {}, "corrupted": {f"{kind}-3": one for kind, one in kinds.items()}}
+        content = {"dataset": "cifar10", "seconds": {}, "settings": {}, "scores": {"ffg_w": system}}
+        (tmp_path / "results.json").write_text(json.dumps(content))
+        found = [row for row in rows.classification(tmp_path) if row["setting"].get("severity") == "3"]
+        assert {row["setting"]["images"]: row["ours"] for row in found if row["metric"] == "accuracy"} == pytest.approx(
+            expected
+        )
+
+
+def test_a_source_corrupts_by_its_kinds():
+    plain = sources.Source(sources.SYNTHETIC, corrupted_images=2, severities=(5,))
+    assert set(plain.scored()) == {"test", *(f"corrupted/{kind}-5" for kind in sources.COMPARED_KINDS)}
+    assert set(replace(plain, kinds=("fog",), severities=(1, 2)).scored()) == {
+        "test",
+        "corrupted/fog-1",
+        "corrupted/fog-2",
+    }
 
 
 def test_the_requirement_is_judged():

@@ -20,7 +20,7 @@ from bayesify_papers.subnetwork import (
 from bayesify_papers.subnetwork.image_systems import DEFAULT_SYSTEMS
 from bayesify_papers.subnetwork.image_training import Recipe
 
-from bayesify.datasets import corruptions, images
+from bayesify.datasets import images
 from bayesify.weights.catalog import count_parameters
 
 
@@ -313,8 +313,8 @@ def test_test_images_are_spread_out():
 @pytest.mark.slow
 def test_every_system_runs(smoke, monkeypatch):
     """With two kinds of corruptions, which all take the same way."""
-    kinds = dict(list(corruptions.SEVERITIES.items())[:2])
-    monkeypatch.setattr(corruptions, "SEVERITIES", kinds)
+    kinds = corrupted_cifar.COMPARED_KINDS[:2]
+    monkeypatch.setattr(corrupted_cifar, "COMPARED_KINDS", kinds)
     folder = smoke("subnetwork/corrupted-cifar").folder
     shifted = [f"shifted/{kind}-5" for kind in kinds]
     assert json.loads((folder / "run.json").read_text())["sets"] == ["shifted/none-0", *shifted, "ood/noise"]
