@@ -170,19 +170,21 @@ def solve_quantile(
     """For each entry, the value at which a distribution function equals q, up to rounding.
 
     The solution x lies between `lower` and `upper`. The error is about 4 eps (|x| + `scale`), where eps is the relative rounding
-    error of the dtype.
+    error of the dtype. Below the median, Newton steps solve for the logarithm of the distribution function, because steps for the
+    function itself would be short in the lower tail.
     """
     value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
-    done = torch.zeros_like(value, dtype=torch.bool)
+    level, done = torch.as_tensor(q).to(value), torch.zeros_like(value, dtype=torch.bool)
     for _ in range(steps):
-        excess = cdf(value) - q
+        reached = cdf(value)
+        excess = reached - level
         lower, upper = torch.where(excess < 0, value, lower), torch.where(excess > 0, value, upper)
-        newton = value - excess / density(value)
+        newton = value - torch.where(level < 0.5, reached * (reached / level).log(), excess) / density(value)
         inside = (newton > lower) & (newton < upper)
         step = torch.where(inside, newton, 0.5 * (lower + upper))
         # An entry that is accurate up to rounding cannot improve. It stays fixed, so that the result for one entry does not
         # depend on the other entries.
-        done = done | (excess.abs() <= tolerance)
+        done = done | (excess.abs() <= tolerance * level)
         close = (step - value).abs() <= tolerance * (step.abs() + scale)
         value = torch.where(done, value, step)
         done = done | close
