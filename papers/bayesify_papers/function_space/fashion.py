@@ -15,6 +15,7 @@ ends, and the same command resumes an interrupted run.
 replaces the paper's prior of the weights. `--patience` stops mean-field inference early.
 """
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -159,11 +160,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = {**asdict(base), "folder": None, "points": NUM_POINTS, "context": context, "init_std": chosen.init_std}
     every = plan(base, seeds, context, contexts, ablation, chosen.init_std)
     wanted = {name: job for name, job in every.items() if job.system in chosen.systems}
-    study = {**chosen.facts, "workers": workers, "settings": settings, "own_settings": _own_settings(wanted, settings)}
+    former = records.read(chosen.out / "study.json")
+    former = former if former.get("settings") == json.loads(json.dumps(settings)) else {}
+    own = {**former.get("own_settings", {}), **_own_settings(wanted, settings)}
+    study = {**chosen.facts, "workers": workers, "settings": settings, "own_settings": own}
     records.write(chosen.out / "study.json", study)
     found = run_trainings(classify, wanted, chosen.out, workers=workers)
-    seconds = {name: one["train_seconds"] for name, one in found.items()}
-    last = {name: {key: one["last_epoch"][key] for key in ("epoch", "nll", "kl")} for name, one in found.items()}
+    seconds = {**former.get("seconds", {}), **{name: one["train_seconds"] for name, one in found.items()}}
+    ends = {name: {key: one["last_epoch"][key] for key in ("epoch", "nll", "kl")} for name, one in found.items()}
+    last = {**former.get("last_epoch", {}), **ends}
     records.write(chosen.out / "study.json", {**study, "seconds": seconds, "last_epoch": last})
     return scores.evaluate(chosen.out, chosen.data)
 

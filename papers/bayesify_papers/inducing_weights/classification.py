@@ -128,7 +128,7 @@ def run(
         content["seconds"][name] = round(seconds + after, 1)
         records.write(folder / "run.json", content)
         if not system.checkpoint_name:
-            for path in folder.glob(f"*{paths[0].name}"):  # the start's checkpoint too
+            for path in folder.glob(f"*{paths[0].stem}.*"):  # the files of the start too
                 path.unlink()
         print(
             f"{system.title}: {100 * problem.score(made['test'])['accuracy']:.2f} % of the scored images, "

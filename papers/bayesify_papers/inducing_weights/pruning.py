@@ -102,7 +102,9 @@ def _pruned(given: ImageProblem, network: BayesianNetwork, job: Pruning) -> Baye
     """The pruned network, with draws that have their own batch statistics, as `fit` keeps them for the whole network."""
     pruned, recipe = prune(network, job.keep), job.recipe
     batches = MemoryBatches(given.x, given.y, recipe.batch, recipe.changed)
-    with torch.autocast(given.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+    bf16 = torch.autocast(given.device.type, torch.bfloat16, enabled=recipe.precision == "bf16")
+    with bf16, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.seed)  # the order of the images and their augmentation
         keep_draws(pruned, batches, recipe.prediction_draws, seed=job.seed)
     return pruned
 

@@ -44,7 +44,8 @@ def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
     if system in ("ffg_u", "ensemble_u") and settings.get("start_epochs"):
         parts[0] += f" after {settings['start_epochs']} of a deterministic network"
     cap = settings.get("max_lambda", Recipe.max_lambda)
-    parts += [f"max_lambda {cap:g}"] * (system == "ffg_u" and cap != Recipe.max_lambda)
+    if system == "ffg_u" and cap != Recipe.max_lambda:
+        parts.append("lambda without a cap" if cap is None else f"max_lambda {cap:g}")
     parts += ["SGD"] * (point and settings.get("point_optimizer") == "sgd")
     weight = settings.get("kl_weight", 1.0)
     parts += [f"KL weight {weight:g}"] * (not point and weight != 1)

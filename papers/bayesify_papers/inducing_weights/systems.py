@@ -15,6 +15,7 @@ from bayesify.posteriors import Dropout, InducingWeights, MeanField, Point, Post
 from bayesify.predictor import Predictor
 from bayesify.priors import Gaussian, Neal, Prior, Standard
 from bayesify.training import Checkpointing, Steps, schedules
+from bayesify_papers.shared import records
 from bayesify_papers.shared.batches import MemoryBatches, cut_out, mirror_and_shift
 from bayesify_papers.shared.image_problems import ImageProblem, Trained, falling_late
 from bayesify_papers.shared.networks import residual_network
@@ -229,10 +230,10 @@ def train(
     prior = Gaussian((len(x) * recipe.ivon_weight_decay) ** -0.5) if system.natural else system.prior()
     posterior = system.posterior(recipe)
     begins = recipe.start_epochs > 0 and isinstance(posterior, InducingWeights)
-    begun = _begin(recipe, given, seed, checkpoint) if begins and not _is_copied(checkpoint) else None
+    start, before = _begin(recipe, given, seed, checkpoint) if begins else (None, [])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = begun[0].mean_network() if begun else recipe.network(x.shape[1], given.num_classes)
+        net = start.mean_network() if start else recipe.network(x.shape[1], given.num_classes)
         if x.is_cuda:
             net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         bnn = bayesianize(net, posterior, likelihood=Categorical(), prior=prior, batch_statistics="train")
@@ -263,25 +264,32 @@ def train(
         num_draws=recipe.ensemble_draws if system.members else 1,
         **options,
     )
-    return bnn.eval(), [*(begun[1] if begun else []), *history]
+    return bnn.eval(), [*before, *history]
 
 
-def _start_path(checkpoint: Path) -> Path:
-    """The checkpoint of the deterministic start beside a system's checkpoint."""
-    return checkpoint.with_name(f"start-{checkpoint.name}")
+def _begin(
+    recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None
+) -> tuple[BayesianNetwork | None, list[dict[str, Any]]]:
+    """The deterministic network that an inducing posterior starts at, and its training history.
 
+    The network's learning rate would fall to zero only after all epochs, so it is still high at the end. If a checkpoint of the
+    posterior exists, `fit` resumes at its values, so no network is needed. The history is then read from a small file next to
+    the checkpoint.
 
-def _is_copied(checkpoint: Path | None) -> bool:
-    """Whether a checkpoint lies without that of its start, which it does not need: `fit` resumes at the checkpoint's values."""
-    return checkpoint is not None and checkpoint.is_file() and not _start_path(checkpoint).is_file()
-
-
-def _begin(recipe: Recipe, given: ImageProblem, seed: int, checkpoint: Path | None) -> Trained:
-    """The deterministic network that an inducing posterior starts at. Its learning rate would fall to zero only after all epochs,
-    so it is still high at the end."""
+    Raises:
+        FileNotFoundError: If a checkpoint of the posterior exists without the file of its start.
+        ValueError: If the start had another number of epochs.
+    """
+    settings = {"start_epochs": recipe.start_epochs}
+    path = None if checkpoint is None else checkpoint.with_name(f"start-{checkpoint.name}")
+    if path and checkpoint and checkpoint.is_file():
+        records.read(path.with_suffix(".json"), needed=True)
+        return None, records.read_run(path.with_suffix(".json"), settings)["history"]
     whole = replace(recipe, epochs=recipe.start_epochs + recipe.epochs, start_epochs=0)
-    path = None if checkpoint is None else _start_path(checkpoint)
-    return train(SYSTEMS["deterministic"], whole, given, seed, path, until=recipe.start_epochs)
+    start, history = train(SYSTEMS["deterministic"], whole, given, seed, path, until=recipe.start_epochs)
+    if path:
+        records.write(path.with_suffix(".json"), {**settings, "history": history})
+    return start, history
 
 
 def warm_cosine(share: float) -> float:

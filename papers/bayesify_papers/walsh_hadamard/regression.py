@@ -261,9 +261,7 @@ def run_setting(
     """
     stem, chosen = setting.stem(data.name), data.splits[:splits]
     about = {"setting": asdict(setting), "num_draws": num_draws, "splits": len(chosen)}
-    about["recipe"] = (
-        {"batch": recipe.batch, "steps": recipe.total, **NATURAL} if setting.model == "NNG" else asdict(recipe)
-    )
+    about["recipe"] = used_settings(setting.model, recipe)
     network_of = {"model": setting.model, "hidden_layers": setting.hidden_layers, "width": setting.width}
 
     def work(checkpoint: Path, report: Report) -> tuple[list[dict[str, float]], float]:
@@ -332,6 +330,11 @@ def run_stored(
     for used in (checkpoint, *folder.glob(split_checkpoint(checkpoint, "*").name)):
         used.unlink(missing_ok=True)
     return outcomes
+
+
+def used_settings(model: str, recipe: Recipe) -> dict[str, Any]:
+    """The settings of a recipe that a model is trained with. Noisy K-FAC (`"NNG"`) uses only the number of steps and the batch."""
+    return {"batch": recipe.batch, "steps": recipe.total, **NATURAL} if model == "NNG" else asdict(recipe)
 
 
 NATURAL: dict[str, Any] = {"learning_rate": 0.1, "num_draws": 4, "antithetic": True}

@@ -34,6 +34,15 @@ def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.Capt
         scores.evaluate(done.folder / "elsewhere")
 
 
+def test_a_study_keeps_what_it_knew_of_earlier_systems(tmp_path: Path) -> None:
+    for system in ("map", "mfvi"):
+        assert fashion.main(["--smoke", "--no-ablation", "--systems", system, "--out", str(tmp_path)]) == 0
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert set(results["own_settings"]) == {"map", "mfvi"}
+    assert {name.partition("-")[0] for name in results["seconds"]} == {"map", "mfvi"}
+    assert results["seconds"].keys() == results["last_epoch"].keys()
+
+
 def test_one_system_from_other_deviations(tmp_path: Path) -> None:
     chosen = ["--smoke", "--no-ablation", "--systems", "fsvi", "--init-std", "0.003", "--out", str(tmp_path)]
     assert fashion.main(chosen) == 0

@@ -3,7 +3,7 @@
 import json
 import shutil
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -154,11 +154,25 @@ def test_an_inducing_posterior_starts_at_the_deterministic_network(tmp_path):
     assert (found[weight] - expected[weight]).norm() < 1e-3 * expected[weight].norm()
     assert not bnn.frozen_statistics
     (tmp_path / "copy").mkdir()
-    copy = shutil.copy(tmp_path / "ffg_u-0.safetensors", tmp_path / "copy")
-    again, _ = train(SYSTEMS["ffg_u"], still, given, 0, Path(copy))  # needs no checkpoint of the start
-    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["ffg_u-0.safetensors"]
+    copy = Path(shutil.copy(tmp_path / "ffg_u-0.safetensors", tmp_path / "copy"))
+    with pytest.raises(FileNotFoundError, match=r"no file start-ffg_u-0\.json"):
+        train(SYSTEMS["ffg_u"], still, given, 0, copy)
+    shutil.copy(tmp_path / "start-ffg_u-0.json", tmp_path / "copy")
+    with pytest.raises(ValueError, match="other settings"):
+        train(SYSTEMS["ffg_u"], replace(still, start_epochs=2), given, 0, copy)
+    again, rows_again = train(SYSTEMS["ffg_u"], still, given, 0, copy)  # needs no checkpoint of the start
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {"ffg_u-0.safetensors", "start-ffg_u-0.json"}
+    assert [row["seconds"] for row in rows_again] == [row["seconds"] for row in history]
     restored = again.state_dict()
     assert all(torch.equal(value, restored[key]) for key, value in bnn.state_dict().items())
+
+
+def test_runs_that_differ_in_start_or_cap_have_other_descriptions():
+    plain = asdict(Recipe())
+    for changes, systems in (({"start_epochs": 30}, {"ffg_u", "ensemble_u"}), ({"max_lambda": 0.3}, {"ffg_u"})):
+        for name in SYSTEMS | BASELINES:
+            same = rows.recipe_in_words(plain, name) == rows.recipe_in_words({**plain, **changes}, name)
+            assert same == (name not in systems), (changes, name)
 
 
 def test_stored_predictions_score_as_the_draws_do(tmp_path):

@@ -182,17 +182,22 @@ def test_an_interrupted_pruning_resumes_after_the_last_finished_fraction(tmp_pat
 
 
 def test_networks_predict_in_the_precision_and_with_the_statistics_of_their_training(tmp_path, monkeypatch):
-    found, predict = [], ImageProblem.predict
+    found, predict, keep = [], predictions.predict_sets, pruning.keep_draws
 
-    def watched(self, networks, num_draws, seed, precision="float32"):
-        found.append((networks[0]._valid_statistics() is not None, precision))
-        return predict(self, networks, num_draws, seed, precision)
+    def watched(networks, *rest):
+        found.append((networks[0]._valid_statistics() is not None, torch.is_autocast_enabled("cpu")))
+        return predict(networks, *rest)
 
-    monkeypatch.setattr(ImageProblem, "predict", watched)
+    def kept(network, batches, num_draws, seed):
+        found.append((num_draws, seed, torch.is_autocast_enabled("cpu"), torch.initial_seed()))
+        keep(network, batches, num_draws, seed=seed)
+
+    monkeypatch.setattr(predictions, "predict_sets", watched)
+    monkeypatch.setattr(pruning, "keep_draws", kept)
     recipe, source = replace(SMOKE, precision="bf16"), replace(SMOKE_SOURCE, outside=(), corrupted_images=0)
     trainings.classify(trainings.Training("ffg_u", recipe, source), tmp_path)
-    pruning.work(pruning.Pruning("ffg_u", recipe, source, fine_tuning=1, keep=0.5), tmp_path)
-    assert found == [(True, "bf16")] * 3
+    pruning.work(pruning.Pruning("ffg_u", recipe, source, fine_tuning=1, keep=0.5, seed=5), tmp_path)
+    assert found == [(True, True), (recipe.prediction_draws, 5, True, 5), (True, True), (True, True)]
 
 
 @pytest.mark.slow

@@ -142,6 +142,15 @@ def test_a_smaller_g_is_the_same_network() -> None:
         regression.Setting("MFG", 1, 9, shrink=2)
 
 
+def test_stored_runs_of_noisy_natural_gradient_name_the_settings_that_they_used() -> None:
+    folder = Path(__file__).parents[3] / "papers" / "results" / "walsh_hadamard"
+    found = [json.loads(path.read_text())["recipe"] for path in sorted(folder.glob("**/*-nng-*.json"))]
+    assert len(found) >= 9
+    for stored in found:
+        recipe = Recipe(steps=stored["steps"] - Recipe.fixed_noise_steps, batch=stored["batch"])
+        assert stored == regression.used_settings("NNG", recipe)
+
+
 @pytest.mark.slow
 def test_noisy_natural_gradient_resumes_after_the_last_finished_split(tmp_path: Path, monkeypatch: Any) -> None:
     setting, judge = regression.Setting("NNG", 1, 4), regression.judge
