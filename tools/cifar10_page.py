@@ -15,7 +15,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from bayesify_papers import status
-from bayesify_papers.inducing_weights.rows import network_name
+from bayesify_papers.inducing_weights.rows import network_name, recipe_in_words
 from bayesify_papers.inducing_weights.systems import BASELINES, SYSTEMS
 from bayesify_papers.shared.scores import standard_error
 from bayesify_papers.shared.tables import number
@@ -87,17 +87,18 @@ def main() -> None:
 def ours() -> list[Point]:
     """Means over seeds of every system, network, size M, KL weight, start and number of epochs, for the one-cycle recipe."""
     contents = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("cifar10_*one_cycle*.json"))]
-    groups: dict[tuple[str, int, str, int, float, int, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, int, str, int, float, int, int, str], list[dict[str, Any]]] = {}
     for content in (one for one in contents if not one["validation"]):
         settings = content["settings"]
         for system in content["scores"]:
             at, size = list(SYSTEMS | BASELINES).index(system), settings["inducing"]
             recipe = size, -settings.get("kl_weight", 1.0), settings.get("start_epochs", 0), settings["epochs"]
-            groups.setdefault((network_name(settings), at, system, *recipe), []).append(content)
+            words = recipe_in_words(settings, system)
+            groups.setdefault((network_name(settings), at, system, *recipe, words), []).append(content)
     points = [_mean(network, system, groups[key]) for key in sorted(groups) for network, _, system, *_ in [key]]
     times = Counter(point.name for point in points)
     return [
-        replace(point, name=f"{point.name}, {key[-1]} epochs") if times[point.name] > 1 else point
+        replace(point, name=f"{point.name}, {key[-2]} epochs") if times[point.name] > 1 else point
         for key, point in zip(sorted(groups), points, strict=True)
     ]
 
@@ -118,7 +119,9 @@ def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
     if settings.get("kl_weight", 1.0) != 1:
         title += f" (KL weight {settings['kl_weight']})"
     epochs = str(settings["epochs"])
-    if settings.get("start_epochs"):
+    if system == "swag":
+        epochs = f"{epochs} + {settings['swag_epochs']}"
+    if settings.get("start_epochs") and system in ("ffg_u", "ensemble_u"):
         title, epochs = f"{title} (deterministic start)", f"{settings['start_epochs']} + {epochs}"
     about = (title, network, str(len(runs)), f"{size:,}", epochs, *cells)
     return Point(

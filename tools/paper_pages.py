@@ -74,10 +74,10 @@ def _fashion(content: dict[str, Any]) -> str:
         "accuracy %",
         "NLL",
         "ECE %",
-        "MNIST",
-        "notMNIST",
-        "severity 5 %",
-        "its ECE %",
+        "AUROC MNIST",
+        "AUROC notMNIST",
+        "accuracy % at severity 5",
+        "ECE % at severity 5",
     ]
     tried = [
         [
@@ -94,11 +94,17 @@ def _fashion(content: dict[str, Any]) -> str:
     grid = table(["system", "caps", "accuracy %", "NLL", "ECE %", ""], tried)
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        "Numbers are means and standard errors over seeds. The columns MNIST and notMNIST show the AUROC by entropy on these "
-        "out-of-distribution images. The column of severity 5 shows the accuracy, as a mean over the six corruptions at their "
-        "strongest.\n\nThe next table shows the settings that were tried, scored on held-out training images:\n\n"
-        + grid
+        "Numbers are means and standard errors over seeds. The AUROC shows how well the entropy separates out-of-distribution "
+        "images from test images. The last two columns are means over the six corruptions at their strongest.\n\n"
+        f"The next table shows the settings that were tried, scored on held-out training images:\n\n{grid}"
     )
+
+
+CIFAR10_COLUMNS = ["AUROC MNIST", "AUROC Fashion-MNIST", "accuracy % at severity 5", "ECE % at severity 5"]
+CIFAR10_NOTE = (
+    "The AUROC shows how well the entropy separates out-of-distribution images from test images. The out-of-distribution images "
+    "are gray and have three channels. The columns of severity 5 are means over the six corruptions at their strongest, on {}."
+)
 
 
 def _cifar10(content: dict[str, Any]) -> str:
@@ -111,14 +117,12 @@ def _cifar10(content: dict[str, Any]) -> str:
         cells += [number(content["epochs"][system]["nll"][-1])]
         size, seconds = f"{content['parameters'][system]:,}", f"{content['seconds'][system]:.0f}"
         rows.append([SYSTEMS[system].title, size, seconds, *cells])
-    header = ["system", "parameters", "seconds of training", "accuracy %", "NLL", "ECE %", "MNIST", "Fashion-MNIST"]
-    header += ["severity 5 %", "its ECE %", "NLL of the last epoch's steps"]
+    header = ["system", "parameters", "seconds of training", "accuracy %", "NLL", "ECE %"]
+    header += [*CIFAR10_COLUMNS, "training NLL, last epoch"]
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        "All numbers are from one seed. The columns MNIST and Fashion-MNIST show the AUROC by entropy on these out-of-distribution "
-        "images, which are gray, in three channels. The column of severity 5 shows the accuracy, as a mean over the six "
-        "corruptions "
-        "at their strongest. Several systems were trained at the same time on one GPU."
+        f"All numbers are from one seed. {CIFAR10_NOTE.format('the first 500 test images')} Several systems were trained at the "
+        "same time on one GPU."
     )
 
 
@@ -147,16 +151,13 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
             ]
             rows.append([title, "mean", size, epochs, *means, "", "", "", ""])
     header = ["system", "seed", "parameters", "epochs", "accuracy %", "NLL", "NLL at the best temperature", "ECE %"]
-    header += ["MNIST", "Fashion-MNIST", "severity 5 %", "its ECE %"]
+    header += CIFAR10_COLUMNS
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
-        "The columns MNIST and Fashion-MNIST show the AUROC by entropy on these out-of-distribution images, which are gray, in "
-        "three "
-        "channels. The column of severity 5 shows the accuracy on the first 1,000 test images, as a mean over the six corruptions "
-        "at their strongest. The commands below are for seed 0. For the other seeds, replace `--seed 0` by `--seed 1` or "
-        "`--seed 2`:"
-        f"\n\n{listed}"
+        f"{CIFAR10_NOTE.format('the first 1,000 test images')} SWAG takes 20 more epochs than the table says. The commands below "
+        "are for seed 0, and the command of Ensemble-U now starts its members 0.1 apart. For the other seeds, replace `--seed 0` "
+        f"by `--seed 1` or `--seed 2` and leave out `swag`:\n\n{listed}"
     )
 
 
