@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -104,7 +104,9 @@ def _impulse_noise(x: np.ndarray, share: float, generator: np.random.Generator) 
     return np.where(hit, salt.astype(x.dtype), x)
 
 
-def _gaussian_blur(x: np.ndarray, width: float, reach: float = 4.0, border: str = "edge") -> np.ndarray:
+def _gaussian_blur(
+    x: np.ndarray, width: float, reach: float = 4.0, border: Literal["edge", "symmetric"] = "edge"
+) -> np.ndarray:
     """Blur rows, then columns, with a kernel of `reach` standard deviations to each side.
 
     Args:
@@ -120,7 +122,7 @@ def _gaussian_blur(x: np.ndarray, width: float, reach: float = 4.0, border: str 
     kernel /= kernel.sum()
     for axis in (x.ndim - 2, x.ndim - 1):
         padding = [(taps, taps) if index == axis else (0, 0) for index in range(x.ndim)]
-        windows = sliding_window_view(np.pad(x, padding, mode=border), len(kernel), axis)  # type: ignore[call-overload]
+        windows = sliding_window_view(np.pad(x, padding, mode=border), len(kernel), axis)
         x = sum(weight * windows[..., place] for place, weight in enumerate(kernel))
     return x
 
