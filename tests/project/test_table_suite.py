@@ -28,7 +28,7 @@ def test_rows_train_or_test(rows, folds):
     assert len(made) == folds
     for train, test in made:
         assert len(np.intersect1d(train, test)) == 0
-        assert len(train) <= sources.MAX_TRAIN_ROWS or rows <= sources.MIN_ROWS_FOR_ONE_FOLD
+        assert len(train) <= sources.MAX_TRAIN_ROWS or rows <= sources.MAX_ROWS_FOR_FIVE_FOLDS
         assert max(train.max(), test.max()) < rows
     if rows <= sources.MAX_ROWS_FOR_TEN_FOLDS:
         assert sorted(np.concatenate([test for _, test in made])) == list(range(rows))

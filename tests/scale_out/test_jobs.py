@@ -265,7 +265,7 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("engine", ["local", "dask", "ray"])
 def test_a_job_that_kills_every_worker_costs_no_other_job(tmp_path: Path, engine: str) -> None:
-    if importlib.util.find_spec(engines.PACKAGES[engine][0]) is None:
+    if importlib.util.find_spec(engines.PACKAGES_AND_EXTRAS[engine][0]) is None:
         pytest.skip(f"{engine} is not installed")
     if engine == "ray":
         import ray.cloudpickle
