@@ -278,7 +278,11 @@ def filled(text: str) -> str:
         blocks.append(f"**{title}** ({source}):\n\n{table(header, rows)}")
         missing += [point.name for point in points if not point.inside]
     text = replaced(text, START.format("others"), END, "\n\n".join(blocks))
-    outside = f"These rows lie outside the axes: {', '.join(missing)}." if missing else "No row lies outside the axes."
+    outside = (
+        f"The published results {' and '.join(missing)} lie outside the axes."
+        if missing
+        else "No row lies outside the axes."
+    )
     text = replaced(text, START.format("outside"), END, outside)
     return replaced(text, START.format("claims"), END, _claims())
 

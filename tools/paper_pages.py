@@ -136,6 +136,7 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
         tests = [content["scores"][system]["test"] for content in found]
         title, size = (SYSTEMS | BASELINES)[system].title, f"{found[0]['parameters'][system]:,}"
         epochs = str(found[0]["settings"]["epochs"])
+        epochs += f" + {found[0]['settings']['swag_epochs']}" if system == "swag" else ""
         keys = (("accuracy", 100, 2), ("nll", 1, 4), ("calibrated_nll", 1, 4), ("ece", 100, 2))
         for content, test in zip(found, tests, strict=True):
             cells = [number(factor * test[key], digits) for key, factor, digits in keys]
@@ -155,9 +156,10 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
-        f"{CIFAR10_NOTE.format('the first 1,000 test images')} SWAG takes 20 more epochs than the table says. The commands below "
-        "are for seed 0, and the command of Ensemble-U now starts its members 0.1 apart. For the other seeds, replace `--seed 0` "
-        f"by `--seed 1` or `--seed 2` and leave out `swag`:\n\n{listed}"
+        f"{CIFAR10_NOTE.format('the first 1,000 test images')} The corruptions are Gaussian noise, shot noise, impulse "
+        "noise, Gaussian blur, contrast and brightness. In the table, the members of Ensemble-U started 0.001 apart; the command "
+        "below starts them 0.1 apart. The commands are for seed 0. For the other seeds, replace `--seed 0` by `--seed 1` or "
+        f"`--seed 2`, and leave out `swag`:\n\n{listed}"
     )
 
 
