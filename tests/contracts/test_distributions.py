@@ -23,6 +23,7 @@ from scipy import stats
 from torch import Tensor
 
 import bayesify
+import bayesify.predictive.families.gaussian
 from bayesify import ClassificationPredictive, RegressionPredictive, likelihoods
 from bayesify.deep_gp.model import ProcessPredictive
 from bayesify.predictive.base import Outputs
@@ -207,6 +208,21 @@ def test_quantiles_are_accurate_far_in_the_lower_tail(name: str) -> None:
     reached, before = evaluate(name, "cdf", at, 0), evaluate(name, "below", at, 0)
     assert bool((reached >= levels * (1 - 1e-9)).all())
     assert bool((before <= levels * (1 + 1e-9)).all())
+
+
+@pytest.mark.parametrize("level", [1e-9, 0.001, 0.025, 0.05, 0.3, 0.5, 0.975])
+@pytest.mark.parametrize("apart", [1.0, 1000.0])
+def test_quantiles_of_many_rows_take_few_steps(level: float, apart: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounding at the solution must not start the bisection again. 60 steps are the limit, at which rows would be wrong."""
+    family, calls = bayesify.predictive.families.gaussian.GAUSSIAN, []
+    cdf = family.cdf
+    monkeypatch.setattr(family, "cdf", lambda *parts: calls.append(1) or cdf(*parts))
+    mean, std = apart * noise(5, 1000, 1, seed=0), 0.5 * (0.3 * noise(5, 1000, 1, seed=1)).exp()
+    at = family.quantiles([level], mean, std.square())[0]
+    assert len(calls) <= 30
+    reached = stats.norm.cdf(at.numpy(), mean.numpy(), std.numpy()).mean(0)
+    if apart == 1.0:
+        np.testing.assert_allclose(reached, level, rtol=1e-12)
 
 
 @each(1, 2)

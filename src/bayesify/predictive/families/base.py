@@ -170,7 +170,8 @@ def solve_quantile(
     """For each entry, the value at which a distribution function equals q, up to rounding.
 
     The solution x lies between `lower` and `upper`. The error is about 4 eps (|x| + `scale`), where eps is the relative rounding
-    error of the dtype. Below the median, Newton steps solve for the logarithm of the distribution function, because steps for the
+    error of the dtype, if the distribution function is that accurate. In the upper tail, the rounding of probabilities next to 1
+    adds to the error. Below the median, Newton steps solve for the logarithm of the distribution function, because steps for the
     function itself would be short in the lower tail.
     """
     value, tolerance = start.clamp(lower, upper), 4 * torch.finfo(start.dtype).eps
@@ -180,7 +181,9 @@ def solve_quantile(
         excess = reached - level
         lower, upper = torch.where(excess < 0, value, lower), torch.where(excess > 0, value, upper)
         newton = value - torch.where(level < 0.5, reached * (reached / level).log(), excess) / density(value)
-        inside = (newton > lower) & (newton < upper)
+        # At the solution, rounding decides whether a step leaves the bracket. Bisection would then start again.
+        short = (newton - value).abs() <= tolerance * (value.abs() + scale)
+        inside = short | ((newton > lower) & (newton < upper))
         step = torch.where(inside, newton, 0.5 * (lower + upper))
         # An entry that is accurate up to rounding cannot improve. It stays fixed, so that the result for one entry does not
         # depend on the other entries.

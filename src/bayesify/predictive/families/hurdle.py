@@ -62,9 +62,9 @@ class HurdleFamily(Family):
         """
         location, variance, logit = torch.broadcast_tensors(*(widened(part) for part in parameters))
         std, positive = variance.sqrt(), torch.sigmoid(-logit)
-        share, zero = positive / positive.sum(0), 1 - positive.mean(0)
-        rest = (location.new_tensor(levels).view(-1, 1, 1) - zero) / (1 - zero)
-        inside = rest.clamp(1e-300, 1 - 2**-53)
+        share, zero = positive / positive.sum(0), torch.sigmoid(logit).mean(0)
+        rest = (location.new_tensor(levels).view(-1, 1, 1) - zero) / positive.mean(0)
+        inside = torch.where(rest > 0, rest, 0.5).clamp(1e-300, 1 - 2**-53)  # not used at 0
         parts = location.unsqueeze(0) + std.unsqueeze(0) * torch.special.ndtri(inside).unsqueeze(1)  # [Q, S, B, O]
         found = parts[:, 0]
         if len(location) > 1:
