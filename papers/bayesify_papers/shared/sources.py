@@ -123,7 +123,7 @@ def noise(pictures: np.ndarray) -> np.ndarray:
 
 
 def corrupted(pictures: np.ndarray, kinds: Sequence[str], severities: Sequence[int]) -> dict[str, np.ndarray]:
-    """Images under each corruption and severity by `corrupted/kind-severity`. The noise is the same in every run."""
+    """Images under each corruption and severity by `corrupted/kind-severity`. Runs with as many images have the same noise."""
     if not len(pictures):
         return {}
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,6 @@ import torch.nn.functional as F
 from numpy.lib.stride_tricks import sliding_window_view
 
 from bayesify.arguments.checks import Seed, checked
-from bayesify.arguments.installing import load
 from bayesify.datasets.images import check_images, to_bytes
 
 SEVERITIES: dict[str, tuple[Any, ...]] = {
@@ -52,29 +52,34 @@ SEVERITIES: dict[str, tuple[Any, ...]] = {
 | `defocus_blur` | radius of the disk, standard deviation of the Gaussian that smooths the disk |
 | `glass_blur` | standard deviation of the blur before and after the displacement, its reach, its passes |
 | `motion_blur` | radius, standard deviation of the weights along the path |
-| `zoom_blur` | largest zoom (exclusive) |
+| `zoom_blur` | end of the range of zooms |
 | `snow` | mean and standard deviation of the flakes, zoom, threshold, radius and width of their motion, share of the image |
-| `fog` | strength, factor by which the roughness falls from scale to scale |
+| `fog` | strength, root of the factor by which the roughness falls from scale to scale |
 | `contrast` | factor |
 | `brightness` | addend |
 | `saturate` | factor, addend |
 | `jpeg_compression` | quality |
 | `pixelate` | factor of the resolution |
-| `elastic_transform` | strength and smoothness of the displacements, reach of the affine map, as shares of the image's side |
+| `elastic_transform` | strength and smoothness of the displacements, reach of the affine map, as shares of the image's height |
 
 These are seventeen of the nineteen published kinds. `frost` is missing because it needs photographs of frost. `spatter` is missing
 because it needs the edge detector and the distance transform of OpenCV."""
 
 COLOR_KINDS = frozenset({"saturate"})
 """Kinds that need images with three channels."""
+MIN_SIDE = 4
+"""Smallest height and width of an image. Blurs and shifts need neighbors."""
 
 
 @checked
 def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> np.ndarray:
     """Corrupted copies of images.
 
+    Random numbers depend on the seed and the number of images, but not on the severity. Severities whose constants hardly differ
+    therefore give the same images (1 and 2 of `glass_blur`, 3 and 4 of `motion_blur`). Use other seeds to make them differ.
+
     Args:
-        images: uint8 images with one channel or three channels (red, green, blue): [N, C, H, W].
+        images: uint8 images with one channel or three channels (red, green, blue), at least 4 x 4 pixels: [N, C, H, W].
         kind: Key of `SEVERITIES`.
         severity: Severity from 1 to 5.
         seed: Seed of the noise.
@@ -83,8 +88,8 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
         Corrupted images, uint8, of the same shape.
 
     Raises:
-        ValueError: If the kind or the severity is unknown, if the images are not uint8 [N, C, H, W], or if the kind needs three
-            channels.
+        ValueError: If the kind or the severity is unknown, if the images are not uint8 [N, C, H, W], if they are too small, or if
+            they have another number of channels than the kind needs.
         ImportError: If `jpeg_compression` is asked for and Pillow is missing.
     """
     if kind not in SEVERITIES:
@@ -92,8 +97,12 @@ def corrupt(images: np.ndarray, kind: str, severity: int, *, seed: Seed = 0) -> 
     if severity not in range(1, 6):
         raise ValueError(f"corrupt: severity={severity}; give an integer from 1 to 5")
     check_images("corrupt", images)
-    if kind in COLOR_KINDS and images.shape[1] != 3:
-        raise ValueError(f"corrupt: {kind} of images with {images.shape[1]} channels; give images with three channels")
+    channels, *sides = images.shape[1:]
+    if channels not in ((3,) if kind in COLOR_KINDS else (1, 3)):
+        needed = "three channels" if kind in COLOR_KINDS else "one or three channels"
+        raise ValueError(f"corrupt: {kind} of images with {channels} channels; give images with {needed}")
+    if min(sides) < MIN_SIDE:
+        raise ValueError(f"corrupt: images of {sides[0]} x {sides[1]} pixels; give at least {MIN_SIDE} x {MIN_SIDE}")
     amount = SEVERITIES[kind][severity - 1]
     return to_bytes(_FUNCTIONS[kind](images / 255.0, amount, np.random.default_rng(seed)))
 
@@ -135,10 +144,15 @@ def _defocus_blur(x: np.ndarray, amount: tuple[float, float], generator: np.rand
     disk = (place**2 + place[:, None] ** 2 <= radius**2).astype(float)
     taps = np.exp(-0.5 * (np.arange(-1, 2) / width) ** 2)
     taps /= taps.sum()
-    smoothing = torch.from_numpy(np.outer(taps, taps))[None, None]
-    kernel = F.conv2d(torch.from_numpy(disk / disk.sum())[None, None], smoothing, padding=1)
-    pixels = F.pad(torch.from_numpy(x), (reach,) * 4, mode="reflect")  # [N, C, H + 2 reach, W + 2 reach]
-    return F.conv2d(pixels.flatten(0, 1)[:, None], kernel).view(x.shape).numpy()
+    for axis in (0, 1):  # the outermost entries of the disk are 0
+        disk = sum(tap * np.roll(disk, shift, axis) for tap, shift in zip(taps, (-1, 0, 1), strict=True))
+    pixels = np.pad(x, ((0, 0), (0, 0), (reach, reach), (reach, reach)), mode="reflect")
+    height, breadth = x.shape[2:]
+    blurred = sum(
+        disk[row, column] * pixels[:, :, row : row + height, column : column + breadth]
+        for row, column in np.argwhere(disk)
+    )
+    return np.asarray(blurred / disk.sum())
 
 
 def _glass_blur(x: np.ndarray, amount: tuple[float, int, int], generator: np.random.Generator) -> np.ndarray:
@@ -224,7 +238,7 @@ def _plasma(count: int, side: int, decay: float, generator: np.random.Generator)
     Args:
         count: Number of landscapes.
         side: Side of a landscape in pixels, a power of two.
-        decay: Factor by which the roughness falls when the scale is halved.
+        decay: Root of the factor by which the roughness falls when the scale is halved.
         generator: Source of the random numbers.
     """
     heights, step, rough = np.zeros((count, side, side)), side, 1.0
@@ -280,11 +294,16 @@ def _saturate(x: np.ndarray, amount: tuple[float, float], generator: np.random.G
 
 def _jpeg_compression(x: np.ndarray, quality: int, generator: np.random.Generator) -> np.ndarray:
     """Write images as JPEG files and read them again."""
-    pillow = load("PIL.Image", extra="report", owner="corrupt")
+    try:
+        pillow = import_module("PIL.Image")
+    except ImportError as error:
+        raise ImportError(
+            "corrupt: Pillow, which jpeg_compression needs, is not installed; pip install pillow"
+        ) from error
     read = np.empty(x.shape)
     for place, pixels in enumerate(np.moveaxis(to_bytes(x), 1, 3)):
         file = io.BytesIO()
-        pillow.fromarray(pixels.squeeze()).save(file, "JPEG", quality=quality)
+        pillow.fromarray(pixels if len(x[0]) == 3 else pixels[:, :, 0]).save(file, "JPEG", quality=quality)
         read[place] = np.moveaxis(np.asarray(pillow.open(file)).reshape(pixels.shape), 2, 0) / 255.0
     return read
 
