@@ -19,6 +19,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from bayesify_papers.function_space import scores
@@ -124,6 +125,16 @@ def _own_settings(jobs: Mapping[str, Training], shared: Mapping[str, Any]) -> di
     }
 
 
+def _write_study(folder: Path, study: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write `study.json`. What earlier commands with the same settings found stays in the file."""
+    path = folder / "study.json"
+    former = records.read(path)
+    if former.get("settings") != json.loads(json.dumps(study["settings"])):
+        former = {}
+    kept = {key: {**former.get(key, {}), **found.get(key, {})} for key in ("own_settings", "seconds", "last_epoch")}
+    records.write(path, {**study, **kept})
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the experiment from the command line."""
     defaults = Training("fsvi")
@@ -160,16 +171,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = {**asdict(base), "folder": None, "points": NUM_POINTS, "context": context, "init_std": chosen.init_std}
     every = plan(base, seeds, context, contexts, ablation, chosen.init_std)
     wanted = {name: job for name, job in every.items() if job.system in chosen.systems}
-    former = records.read(chosen.out / "study.json")
-    former = former if former.get("settings") == json.loads(json.dumps(settings)) else {}
-    own = {**former.get("own_settings", {}), **_own_settings(wanted, settings)}
-    study = {**chosen.facts, "workers": workers, "settings": settings, "own_settings": own}
-    records.write(chosen.out / "study.json", study)
+    study = {**chosen.facts, "workers": workers, "settings": settings}
+    own = _own_settings(wanted, settings)
+    _write_study(chosen.out, study, {"own_settings": own})
     found = run_trainings(classify, wanted, chosen.out, workers=workers)
-    seconds = {**former.get("seconds", {}), **{name: one["train_seconds"] for name, one in found.items()}}
-    ends = {name: {key: one["last_epoch"][key] for key in ("epoch", "nll", "kl")} for name, one in found.items()}
-    last = {**former.get("last_epoch", {}), **ends}
-    records.write(chosen.out / "study.json", {**study, "seconds": seconds, "last_epoch": last})
+    seconds = {name: one["train_seconds"] for name, one in found.items()}
+    last = {name: {key: one["last_epoch"][key] for key in ("epoch", "nll", "kl")} for name, one in found.items()}
+    _write_study(chosen.out, study, {"own_settings": own, "seconds": seconds, "last_epoch": last})
     return scores.evaluate(chosen.out, chosen.data)
 
 

@@ -6,7 +6,8 @@
 FFG-U loses the smallest entries of Z, FFG-W the weights with the smallest |mean| / std. As in appendix K, a new Adam with a
 learning rate of 1e-4 fine-tunes the rest, for a sixth of the training epochs. By default, the data are Fashion-MNIST; the small
 network and the caps are those of `fashion`. DIR keeps a checkpoint of each training run and the result of each kept fraction, so
-the same command resumes an interrupted run; a checkpoint of `classification` with the same settings may be copied there.
+the same command resumes an interrupted run; a checkpoint of `classification` with the same settings may be copied there
+(and, after a deterministic start, the file `start-*.json` next to it).
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """The systems that the paper compares on images, and the recipe that trains all of them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -197,7 +197,10 @@ def _swag(bnn: BayesianNetwork, recipe: Recipe, given: ImageProblem, seed: int) 
     )
     generator = torch.Generator(given.x.device).manual_seed(seed)
     plain = MemoryBatches(given.x, given.y, recipe.batch)
-    return FixedDraws(swag.draw(recipe.prediction_draws, generator=generator, loader=plain), Categorical())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # the order of the images
+        draws = swag.draw(recipe.prediction_draws, generator=generator, loader=plain)
+    return FixedDraws(draws, Categorical())
 
 
 BASELINES: dict[str, System] = {
@@ -278,14 +281,19 @@ def _begin(
 
     Raises:
         FileNotFoundError: If a checkpoint of the posterior exists without the file of its start.
-        ValueError: If the start had another number of epochs.
+        ValueError: If the start had other settings.
     """
-    settings = {"start_epochs": recipe.start_epochs}
+    whole = replace(recipe, epochs=recipe.start_epochs + recipe.epochs, start_epochs=0)
+    settings = {"start_epochs": recipe.start_epochs, "settings": asdict(whole)}
     path = None if checkpoint is None else checkpoint.with_name(f"start-{checkpoint.name}")
     if path and checkpoint and checkpoint.is_file():
-        records.read(path.with_suffix(".json"), needed=True)
-        return None, records.read_run(path.with_suffix(".json"), settings)["history"]
-    whole = replace(recipe, epochs=recipe.start_epochs + recipe.epochs, start_epochs=0)
+        found = records.read_run(path.with_suffix(".json"), settings)
+        if not found:
+            raise FileNotFoundError(
+                f"{checkpoint} exists without {path.with_suffix('.json').name}, the record of its start; copy this file too, "
+                "or remove the checkpoint to train again"
+            )
+        return None, found["history"]
     start, history = train(SYSTEMS["deterministic"], whole, given, seed, path, until=recipe.start_epochs)
     if path:
         records.write(path.with_suffix(".json"), {**settings, "history": history})

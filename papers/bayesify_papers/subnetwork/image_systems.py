@@ -394,7 +394,9 @@ def _swag(shop: Workshop) -> Iterator[Variant]:
     rate = settings.swag_learning_rate
     swag, seconds = _sgd_goes_on(shop, "swag", settings.apart_batch, settings.swag_epochs, rate, **how)
     generator = torch.Generator().manual_seed(shop.seed)
-    draws = swag.draw(settings.draws, generator=generator, loader=shop.fit_batches(batch=500))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(shop.seed)  # the order of the images
+        draws = swag.draw(settings.draws, generator=generator, loader=shop.fit_batches(batch=500))
     facts = {"train_seconds": round(seconds, 1)}
 
     def predict(x: Tensor) -> Tensor:

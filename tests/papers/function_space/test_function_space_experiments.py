@@ -34,9 +34,17 @@ def test_fashion_smoke_writes_tables_and_resumes(smoke: Any, capsys: pytest.Capt
         scores.evaluate(done.folder / "elsewhere")
 
 
-def test_a_study_keeps_what_it_knew_of_earlier_systems(tmp_path: Path) -> None:
-    for system in ("map", "mfvi"):
-        assert fashion.main(["--smoke", "--no-ablation", "--systems", system, "--out", str(tmp_path)]) == 0
+def test_a_study_keeps_what_it_knew_of_earlier_systems(tmp_path: Path, monkeypatch: Any) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    options = ["--smoke", "--no-ablation", "--out", str(tmp_path), "--systems"]
+    assert fashion.main([*options, "map"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(fashion, "run_trainings", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fashion.main([*options, "mfvi"])
+    assert fashion.main([*options, "mfvi"]) == 0
     results = json.loads((tmp_path / "results.json").read_text())
     assert set(results["own_settings"]) == {"map", "mfvi"}
     assert {name.partition("-")[0] for name in results["seconds"]} == {"map", "mfvi"}

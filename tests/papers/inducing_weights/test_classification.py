@@ -115,6 +115,18 @@ def test_baselines_start_from_the_point_estimate(tmp_path):
     assert all(0 < found["test"]["calibrated_nll"] < 5 for found in written["scores"].values())
 
 
+def test_swag_does_not_depend_on_systems_before_it():
+    given = ImageProblem(replace(classification.SMOKE_SOURCE, num_train=60), "cpu")
+    recipe = replace(classification.SMOKE, swag_epochs=2)
+    bnn, _ = train(SYSTEMS["deterministic"], recipe, given, 0)
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        swag = BASELINES["swag"].after(bnn, recipe, given, 0)
+        found.append(swag.predict(given.x[:5]).probs)
+    assert torch.equal(*found)
+
+
 def test_spreads_have_their_own_learning_rate():
     recipe = replace(classification.SMOKE, learning_rate=0.1, inducing_learning_rate=0.3, spread_learning_rate=0.7)
     for name, expected in (
@@ -155,7 +167,7 @@ def test_an_inducing_posterior_starts_at_the_deterministic_network(tmp_path):
     assert not bnn.frozen_statistics
     (tmp_path / "copy").mkdir()
     copy = Path(shutil.copy(tmp_path / "ffg_u-0.safetensors", tmp_path / "copy"))
-    with pytest.raises(FileNotFoundError, match=r"no file start-ffg_u-0\.json"):
+    with pytest.raises(FileNotFoundError, match=r"exists without start-ffg_u-0\.json"):
         train(SYSTEMS["ffg_u"], still, given, 0, copy)
     shutil.copy(tmp_path / "start-ffg_u-0.json", tmp_path / "copy")
     with pytest.raises(ValueError, match="other settings"):
