@@ -325,6 +325,7 @@ PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
         "toy_paper_settings": _function_space_toy,
         "fashion_mnist_noise": _function_space,
         "fashion_mnist_map": _function_space,
+        "fashion_mnist_mfvi": _function_space,
         "cifar10": _function_space,
         "cifar10_fsvi": _function_space,
         "cifar10_mfvi": _function_space,
