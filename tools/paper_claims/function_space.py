@@ -167,7 +167,9 @@ def _with_later(content: dict[str, Any], paths: Iterable[Path]) -> dict[str, Any
 
 def outside_entropy(folder: Path) -> Verdict:
     """With uniform noise as context, FSVI is the least certain of out-of-distribution images."""
-    content = _with_later(read(folder / "fashion_mnist.json"), [folder / f"fashion_mnist_{name}.json" for name in ("map", "mfvi")])
+    content = _with_later(
+        read(folder / "fashion_mnist.json"), [folder / f"fashion_mnist_{name}.json" for name in ("map", "mfvi")]
+    )
     later = read(folder / "fashion_mnist_noise.json")
     for key in ("rows", "histograms"):
         content[key]["fsvi.noise"] = later[key]["fsvi"]
