@@ -58,6 +58,26 @@ def test_sides_of_other_sizes_are_filled_up() -> None:
         torch.testing.assert_close(one, other.as_subclass(Tensor), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("length", [11, 12, 14])
+def test_products_of_long_rows_in_pieces(monkeypatch: Any, length: int) -> None:
+    """As on a GPU: rows of 11 to 14 numbers, cut into two or three pieces of four to six numbers."""
+    z, more = parts((2, 3, length), (2, 4, length))
+    inverse = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True)
+    expected = z @ more.mT, inverse @ z
+    monkeypatch.setattr(matheron, "STACKS_ON", ("cpu",))
+    monkeypatch.setattr(matheron, "PIECE", 4)
+    monkeypatch.setattr(matheron, "MIN_PIECES", 2)
+    assert matheron._is_cut(z)
+    assert not matheron._is_cut(z[..., :7])
+    for one, other in zip((matheron._outer(z, more), matheron._times_long(inverse, z)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(matheron._times_long, (inverse, z), fast_mode=True)
+    assert torch.autograd.gradgradcheck(matheron._times_long, (inverse, z), fast_mode=True)
+    stacked = torch.stack([inverse, 2 * inverse])
+    by_left = torch.func.grad(lambda left: matheron._times_long(left, z).square().sum())
+    torch.testing.assert_close(torch.func.vmap(by_left)(stacked)[1], by_left(stacked[1]), rtol=1e-12, atol=1e-12)
+
+
 def test_draws_of_low_precision(monkeypatch: Any) -> None:
     """They differ from draws that are rounded at the end by no more than a few such roundings."""
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 50), nn.Linear(50, 7)).bfloat16()

@@ -1,6 +1,6 @@
 """The systems that the paper compares on images, and the recipe that trains all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,7 @@ class Recipe:
         width: Number of channels of the first stage.
         bottleneck: Whether to use a ResNet-50, which ignores `depth`.
         inducing: Number M of rows, and also of columns, of U in every layer.
+        inducing_by_stage: M of the four stages, such as `"64,80,96,40"`; empty for `inducing` in all stages.
         max_lambda: Cap on lambda in FFG-U.
         max_std: Cap on the standard deviations of q(U) in FFG-U.
         ensemble_max_lambda: Cap on lambda in Ensemble-U.
@@ -79,6 +80,7 @@ class Recipe:
     width: int = 32
     bottleneck: bool = False
     inducing: int = 64
+    inducing_by_stage: str = ""
     max_lambda: float = 0.03
     max_std: float = 0.1
     ensemble_max_lambda: float = 0.05
@@ -132,7 +134,7 @@ class System:
     """
 
     title: str
-    posterior: Callable[[Recipe], Posterior]
+    posterior: Callable[[Recipe], Posterior | dict[str, Posterior]]
     prior: type[Prior] = Neal
     natural: bool = False
     point: bool = False
@@ -155,17 +157,24 @@ class System:
         return "point" if self.point and (self.after or not self.random) else None
 
 
-def _inducing(recipe: Recipe, max_lambda: float, **options: Any) -> Posterior:
-    start: dict[str, Any] = {"init": "network" if recipe.start_epochs else "random", "init_lambda": 1e-4}
-    start |= {"rows": recipe.inducing, "cols": recipe.inducing, "fit_to_layer": False}
-    return InducingWeights(max_lambda=max_lambda, **start, **options)
+def _inducing(recipe: Recipe, max_lambda: float, **options: Any) -> Posterior | dict[str, Posterior]:
+    options |= {"init": "network" if recipe.start_epochs else "random", "init_lambda": 1e-4, "fit_to_layer": False}
+
+    def of_size(size: int) -> Posterior:
+        return InducingWeights(size, size, max_lambda=max_lambda, **options)
+
+    if not recipe.inducing_by_stage:
+        return of_size(recipe.inducing)
+    sizes = enumerate(map(int, recipe.inducing_by_stage.split(",")), 1)
+    stages = {f"layer{stage}": of_size(size) for stage, size in sizes if size != recipe.inducing}
+    return {**stages, "*": of_size(recipe.inducing)}
 
 
-def _inducing_gaussian(recipe: Recipe) -> Posterior:
+def _inducing_gaussian(recipe: Recipe) -> Posterior | dict[str, Posterior]:
     return _inducing(recipe, recipe.max_lambda, init_std=1e-3, max_std=recipe.max_std)
 
 
-def _inducing_ensemble(recipe: Recipe) -> Posterior:
+def _inducing_ensemble(recipe: Recipe) -> Posterior | dict[str, Posterior]:
     return _inducing(recipe, recipe.ensemble_max_lambda, q="ensemble", members=recipe.members)
 
 
@@ -220,6 +229,7 @@ def train(
     checkpoint: Path | None = None,
     *,
     until: int | None = None,
+    callbacks: Sequence[Callable[[Any, History], Any]] = (),
 ) -> Trained:
     """One network of a system, trained on the images' device, and its training history.
 
@@ -227,12 +237,13 @@ def train(
         system: A name of `SYSTEMS`.
         checkpoint: File to resume from, written about twenty times; none by default.
         until: Number of epochs after which training stops, without a change of its schedules; by default all.
+        callbacks: Functions that are called with the network and the history after each epoch.
     """
     x, y = given.x, given.y
     every = max(1, recipe.epochs // 20)
     prior = Gaussian((len(x) * recipe.ivon_weight_decay) ** -0.5) if system.natural else system.prior()
     posterior = system.posterior(recipe)
-    begins = recipe.start_epochs > 0 and isinstance(posterior, InducingWeights)
+    begins = recipe.start_epochs > 0 and isinstance(posterior, InducingWeights | dict)
     start, before = _begin(recipe, given, seed, checkpoint) if begins else (None, [])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -250,7 +261,7 @@ def train(
 
     batches, steps = MemoryBatches(x, y, recipe.batch, recipe.changed), len(x) // recipe.batch
     options: dict[str, Any] = {"precision": recipe.precision, "average": recipe.average or None, "seed": seed}
-    options |= {"callbacks": [] if checkpoint is None else [report], "progress": False}
+    options |= {"callbacks": [*callbacks, *([report] if checkpoint else [])], "progress": False}
     options |= {"checkpoint": None if checkpoint is None else Checkpointing(checkpoint, every=every * steps)}
     if system.natural:
         trainer = IVON(bnn, learning_rate=recipe.ivon_learning_rate, init_curvature=recipe.ivon_curvature)

@@ -21,6 +21,12 @@ MAX_STACK_NUMBERS = 2**23
 STACKS_ON = ("cuda",)
 """Device types on which a launch costs more than small products."""
 
+PIECE = 256
+"""Approximate length of the pieces into which `_outer` cuts long rows on these devices."""
+
+MIN_PIECES = 4
+"""Rows with fewer pieces are not cut."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -110,8 +116,56 @@ def factorize(blocks: Sequence[Augmented], *, stack: bool = False) -> list[Facto
 def _reach(inverse: Tensor, z: Sequence[Tensor]) -> list[Tensor]:
     """Matrices A = L^-1 Z of each group."""
     if len(z) == 1:
-        return [inverse @ z[0]]
-    return [part @ group for part, group in zip(inverse.split(list(map(len, z))), z, strict=True)]
+        return [_times_long(inverse, z[0])]
+    return [_times_long(part, group) for part, group in zip(inverse.split(list(map(len, z))), z, strict=True)]
+
+
+def _is_cut(rows: Tensor) -> bool:
+    """Whether `_outer` cuts these rows into pieces."""
+    return rows.device.type in STACKS_ON and rows.shape[-1] >= MIN_PIECES * PIECE
+
+
+def _outer(left: Tensor, right: Tensor) -> Tensor:
+    """The product `left @ right.mT` of [..., m, d] and [..., n, d].
+
+    For small m and n, a GPU computes one product with very few programs, each of which sums over all of d. Long rows are
+    therefore cut into pieces whose products run at the same time.
+    """
+    if not _is_cut(left):
+        return left @ right.mT
+    length = left.shape[-1]
+    pieces = length // PIECE
+    size = -(-length // pieces)
+    cut = [
+        F.pad(rows, (0, pieces * size - length)).unflatten(-1, (pieces, size)).movedim(-2, -3) for rows in (left, right)
+    ]
+    return (cut[0] @ cut[1].mT).sum(-3)
+
+
+class _TimesLong(Function):
+    """The product [..., m, m] @ [..., m, d] for long d. Its gradient with respect to the first factor is a product `_outer`."""
+
+    @staticmethod
+    def forward(left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> Any:
+        return _TimesLong.apply(*leading_axes(info, in_dims, given)), 0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        left, right = ctx.saved_tensors
+        return _outer(grads[0], right), left.mT @ grads[0]
+
+
+def _times_long(left: Tensor, right: Tensor) -> Tensor:
+    """The product [..., m, m] @ [..., m, d]."""
+    return _TimesLong.apply(left, right) if _is_cut(right) else left @ right
 
 
 def _stack_pays(blocks: Sequence[Augmented]) -> bool:
@@ -133,7 +187,7 @@ def _factorize_stack(blocks: Sequence[Augmented]) -> list[Factors]:
     count = len(stacked[0])
     row_inverse, col_inverse = inverse.to(d.dtype).split(count)
     rests, trils = ((part.to(d.dtype)).split(count) for part in (inverse * root.unsqueeze(-2), tril))
-    stack = Stack(row_inverse @ stacked[0], col_inverse @ stacked[1], rests[1])
+    stack = Stack(_times_long(row_inverse, stacked[0]), _times_long(col_inverse, stacked[1]), rests[1])
     row_reaches, col_reaches = (
         iter(_cut(reach, [z.shape for z in side]))
         for reach, side in zip((stack.row_reach, stack.col_reach), sides, strict=True)
@@ -192,7 +246,7 @@ class _Triangles(Function):
         for group in z:
             # With more rows than columns, only D keeps Psi nonsingular, and D would be lost in float32 rounding.
             exact = group.to(wide) if group.shape[-2] > group.shape[-1] else group
-            product = (exact @ exact.mT).to(wide)
+            product = _outer(exact, exact).to(wide)
             products.append(product if product.shape[-1] == d.shape[-1] else _filled(product, d.shape[-1]))
         product = torch.cat(products, -3)
         jitter = RELATIVE_JITTER * product.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True)

@@ -1,0 +1,96 @@
+"""Time of a training step of the CIFAR-10 recipe on a GPU: alone, with its kernels by group, and with several runs at once.
+
+    python -m benchmarks.training_steps [--systems deterministic ffg_u] [--inducing-by-stage 64,64,96,45] [--together 3]
+
+A ResNet-18 is trained on random images with the recipe of docs/experiments/inducing-weights.md. `--together` starts several
+processes that train the first system at the same time. It shows what the NVIDIA multi-process service
+(`nvidia-cuda-mps-control -d`) gains if the service is started before the command.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from bayesify_papers.inducing_weights import systems
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.profiles import group_of
+from benchmarks.timing import record
+
+BATCH_SIZE, STEPS, EPOCHS, PROFILED_EPOCH = 256, 60, 6, 5
+
+
+def train(system: str, sizes: str, epochs: int, callback: Any = None) -> list[float]:
+    """Milliseconds per step of each epoch."""
+    images = torch.randn(BATCH_SIZE * STEPS, 3, 32, 32, device="cuda")
+    given: Any = SimpleNamespace(x=images, y=torch.randint(0, 10, (len(images),), device="cuda"), num_classes=10)
+    recipe = systems.Recipe(
+        epochs, BATCH_SIZE, 5e-3, 5e-3, 0.05, depth=2, width=64, inducing_by_stage=sizes, augment=True, cutout=16,
+        schedule="one_cycle", point_optimizer="sgd", precision="bf16", kl_weight=0.5,
+    )  # fmt: skip
+    callbacks = [callback] if callback else []
+    _, history = systems.train(systems.SYSTEMS[system], recipe, given, 0, callbacks=callbacks)
+    return [1e3 * row["seconds"] / STEPS for row in history]
+
+
+def alone(system: str, sizes: str) -> dict[str, Any]:
+    """Milliseconds per step, and the milliseconds of its kernels by group."""
+    trace = profile(activities=[ProfilerActivity.CUDA])
+
+    def watch(_: Any, history: Any) -> None:
+        torch.cuda.synchronize()
+        if history[-1]["epoch"] == PROFILED_EPOCH - 1:
+            trace.__enter__()
+        elif history[-1]["epoch"] == PROFILED_EPOCH:
+            trace.__exit__(None, None, None)
+
+    times = train(system, sizes, EPOCHS, watch)
+    kernels = [event for event in trace.events() or () if event.device_type == DeviceType.CUDA]
+    groups: dict[str, float] = {}
+    for event in kernels:
+        group = group_of(event.name)
+        groups[group] = groups.get(group, 0.0) + event.device_time_total / 1e3 / STEPS
+    # The first epoch contains the capture of the step, and later epochs the profiler.
+    return {
+        "ms": statistics.median(times[1 : PROFILED_EPOCH - 1]),
+        "kernels": len(kernels) / STEPS,
+        "kernels_ms": sum(groups.values()),
+        **dict(sorted(groups.items(), key=lambda item: -item[1])),
+    }
+
+
+def together(system: str, sizes: str, count: int) -> list[float]:
+    """Milliseconds per step of runs that train at the same time, each in its own process."""
+    options = ["--systems", system, "--inducing-by-stage", sizes, "--child"]
+    command = [sys.executable, "-m", "benchmarks.training_steps", *options]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    return [float(run.communicate()[0].split()[-1]) for run in runs]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="time of a training step of the CIFAR-10 recipe")
+    parser.add_argument("--systems", nargs="+", default=["deterministic", "ffg_u"], choices=systems.SYSTEMS)
+    parser.add_argument("--inducing-by-stage", default="", help="rows and columns of U in the four stages")
+    parser.add_argument("--together", type=int, default=0, metavar="N", help="train N networks at the same time")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    sizes = chosen.inducing_by_stage
+    if chosen.child:
+        print(statistics.median(train(chosen.systems[0], sizes, 2 * EPOCHS)[1:]))
+        return
+    end = f" {sizes}" if sizes else ""
+    if chosen.together:
+        times = together(chosen.systems[0], sizes, chosen.together)
+        found: dict[str, Any] = {f"{chosen.systems[0]}{end} x {chosen.together}": {"ms": statistics.median(times)}}
+    else:
+        found = {f"{name}{end}": alone(name, sizes) for name in chosen.systems}
+    record("training_steps_gpu", found, keep=True, digits=3, batch=BATCH_SIZE, network="ResNet-18, bfloat16")
+
+
+if __name__ == "__main__":
+    main()
