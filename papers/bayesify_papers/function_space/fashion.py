@@ -15,7 +15,6 @@ ends, and the same command resumes an interrupted run.
 replaces the paper's prior of the weights. `--patience` stops mean-field inference early.
 """
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -126,11 +125,9 @@ def _own_settings(jobs: Mapping[str, Training], shared: Mapping[str, Any]) -> di
 
 
 def _write_study(folder: Path, study: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write `study.json`. What earlier commands with the same settings found stays in the file."""
+    """Write `study.json`. What earlier commands with the same settings found stays in the file. Other settings are an error."""
     path = folder / "study.json"
-    former = records.read(path)
-    if former.get("settings") != json.loads(json.dumps(study["settings"])):
-        former = {}
+    former = records.read_run(path, {"settings": study["settings"]})
     kept = {key: {**former.get(key, {}), **found.get(key, {})} for key in ("own_settings", "seconds", "last_epoch")}
     records.write(path, {**study, **kept})
 

@@ -189,10 +189,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trajectories = {"num_warmup": 2, "num_draws": 3, "leapfrogs": 4}
     schedule = Schedule(steps=steps, learning_rate=SCHEDULE.learning_rate)
     path = chosen.out / "results.json"
-    found: dict[str, dict[str, Any]] = records.read(path).get("scores", {})
-    facts = chosen.facts | {
-        "settings": {"schedule": asdict(schedule), "nuts": chain, "hmc": {**trajectories, "chains": NUM_CHAINS}}
-    }
+    settings = {"schedule": asdict(schedule), "draws": draws, "nuts": chain}
+    settings |= {"hmc": {**trajectories, "chains": NUM_CHAINS}}
+    found: dict[str, dict[str, Any]] = records.read_run(path, {"settings": settings}).get("scores", {})
+    facts = chosen.facts | {"settings": settings}
     for method in chosen.methods:
         missing = [seed for seed in range(seeds) if str(seed) not in found.get(method, {})]
         for group in [[seed] for seed in missing] if method == "NUTS" else [missing]:

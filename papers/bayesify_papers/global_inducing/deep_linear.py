@@ -166,15 +166,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = chosen.out / "results.json"
     data = toy.linear(NUM_EXAMPLES, NUM_INPUTS, math.sqrt(1 / NUM_INPUTS), NOISE_VARIANCE)
     evidence = data.posterior.log_evidence
-    found: dict[str, Any] = records.read(path).get("bounds", {})
-    facts = chosen.facts | {"settings": asdict(schedule), "evidence": evidence}
+    draws = 20 if chosen.smoke else chosen.draws
+    settings = {"settings": {**asdict(schedule), "draws": draws}}
+    found: dict[str, Any] = records.read_run(path, settings).get("bounds", {})
+    facts = chosen.facts | settings | {"evidence": evidence}
     for width in widths:
         for depth in depths:
             for method in chosen.methods:
                 key = f"{method}-{width}-{depth}"
                 if key in found:
                     continue
-                one = fit(data, method, width, depth, schedule, 20 if chosen.smoke else chosen.draws, chosen.device)
+                one = fit(data, method, width, depth, schedule, draws, chosen.device)
                 found = records.read(path).get("bounds", {}) | {key: one}
                 records.write(path, {**facts, "bounds": found})
                 print(f"{method}, width {width}, depth {depth}: {found[key]}", flush=True)

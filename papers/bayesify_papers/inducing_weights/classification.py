@@ -96,26 +96,30 @@ def run(
         source: Training images and images to score.
         systems: Names from `SYSTEMS` and `BASELINES`.
         seed: Seed of all random numbers. Network k of an ensemble has `seed + k`.
+
+    Raises:
+        ValueError: If the folder has predictions with other settings.
     """
     problem = ImageProblem(source, device)
     folder.mkdir(parents=True, exist_ok=True)
-    records.write_arrays(folder / "labels.npz", test=problem.test_labels.numpy())
     about = {"dataset": source.dataset, "num_train": len(problem.x), "validation": source.validation, "seed": seed}
-    about["settings"] = asdict(recipe)
+    scored = {"outside": source.outside, "kinds": source.kinds, "corrupted_images": source.corrupted_images}
+    about |= {"settings": asdict(recipe), "scored": scored}
 
     def known() -> dict[str, Any]:
-        """Results of runs with the same settings, including runs of other processes that share the folder."""
-        former = records.read(folder / "run.json")
-        same = all(former.get(key) == value for key, value in about.items())
-        left = {key: former.get(key, {}) if same else {} for key in ("parameters", "seconds", "history")}
-        return {**(facts or {}), **about, **left}
+        """Results so far, including those of other processes that share the folder."""
+        former = records.read_run(folder / "run.json", about)
+        return {**(facts or {}), **about, **{key: former.get(key, {}) for key in ("parameters", "seconds", "history")}}
 
+    known()
+    records.write_arrays(folder / "labels.npz", test=problem.test_labels.numpy())
     for name in systems:
         system = (SYSTEMS | BASELINES)[name]
+        kind = system.checkpoint_name or name
         if name in known()["seconds"] and (folder / f"{name}.npz").is_file():
+            _remove_checkpoints(system, folder, f"{name}-{seed}")
             print(f"{system.title}: predictions already exist", flush=True)
             continue
-        kind = system.checkpoint_name or name
         paths = [folder / f"{kind}-{seed + index}.safetensors" for index in range(system.count_networks(recipe))]
         trained = [train(system, recipe, problem, seed + index, path) for index, path in enumerate(paths)]
         networks, start = [network for network, _ in trained], time.perf_counter()
@@ -127,14 +131,18 @@ def run(
         content["parameters"][name] = sum(count_parameters(network) for network in networks)
         content["seconds"][name] = round(seconds + after, 1)
         records.write(folder / "run.json", content)
-        if not system.checkpoint_name:
-            for path in folder.glob(f"*{paths[0].stem}.*"):  # the files of the start too
-                path.unlink()
+        _remove_checkpoints(system, folder, paths[0].stem)
         print(
             f"{system.title}: {100 * problem.score(made['test'])['accuracy']:.2f} % of the scored images, "
             f"trained {seconds:.0f} s, predicted {time.perf_counter() - start:.0f} s",
             flush=True,
         )
+
+
+def _remove_checkpoints(system: System, folder: Path, stem: str) -> None:
+    """Remove the files of a finished training run, unless other systems use its network."""
+    for path in () if system.checkpoint_name else folder.glob(f"*{stem}.*"):  # the files of the start too
+        path.unlink()
 
 
 def _predict(

@@ -1,6 +1,5 @@
 """Predictions of all systems for shifted images, stored set by set."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -59,19 +58,21 @@ def run(
     Args:
         folder: Folder for one `.npz` per system, `labels.npz`, `run.json` and the trained networks.
         systems: Names of `SYSTEMS`.
+
+    Raises:
+        ValueError: If the folder has results with other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     device = torch.device(device)
     path = folder / "run.json"
     about = {"dataset": task.data.name, "seed": seed, "recipe": asdict(recipe), "settings": asdict(settings)}
-    about = json.loads(json.dumps({**about, "num_train": len(task.data.train_images), "sets": list(task.sets)}))
+    about |= {"num_train": len(task.data.train_images), "sets": list(task.sets)}
 
     def known() -> dict[str, Any]:
-        """Results of runs with the same settings, including runs of other processes that share the folder."""
-        former = records.read(path)
-        same = all(former.get(key) == value for key, value in about.items())
-        return {**(facts or {}), **about, "systems": former["systems"] if same else {}}
+        """Results so far, including those of other processes that share the folder."""
+        return {**(facts or {}), **about, "systems": records.read_run(path, about).get("systems", {})}
 
+    known()
     records.write_arrays(folder / "labels.npz", labels=task.labels)
     shop, scale = _workshop(folder, task, recipe, settings, seed, device)
     for name in systems:

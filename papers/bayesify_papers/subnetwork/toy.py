@@ -185,18 +185,19 @@ def figure(panels: dict[str, Predict], data: Data, path: Path) -> None:
 
 
 def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, facts: dict[str, Any]) -> list[Outcome]:
-    """Train, score and plot. Seeds in `toy.json` with the same settings are not run again.
+    """Train, score and plot. Seeds in `toy.json` are not run again.
 
     Args:
         recipe: Recipe of the MAP estimate.
         folder: Folder for `toy.json` and, if matplotlib is installed, the figure of the first seed.
+
+    Raises:
+        ValueError: If `toy.json` has other settings.
     """
     path = folder / "toy.json"
     content: dict[str, Any] = {"dataset": data.name, "settings": asdict(recipe), "prior_precision": PRIOR_PRECISION}
-    outcomes: list[Outcome] = []
-    former = records.read(path)
-    if all(former.get(key) == value for key, value in content.items()):
-        outcomes = [entry for entry in former["outcomes"] if entry["seed"] < seeds]
+    former = records.read_run(path, content).get("outcomes", [])
+    outcomes: list[Outcome] = [entry for entry in former if entry["seed"] < seeds]
     for seed in range(seeds):
         if any(outcome["seed"] == seed for outcome in outcomes):
             continue

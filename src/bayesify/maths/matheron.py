@@ -136,10 +136,10 @@ def _outer(left: Tensor, right: Tensor) -> Tensor:
     length = left.shape[-1]
     pieces = length // PIECE
     size = -(-length // pieces)
-    cut = [
-        F.pad(rows, (0, pieces * size - length)).unflatten(-1, (pieces, size)).movedim(-2, -3) for rows in (left, right)
-    ]
-    return (cut[0] @ cut[1].mT).sum(-3)
+    padding = (0, pieces * size - length)
+    first, second = (F.pad(rows, padding).unflatten(-1, (pieces, size)).movedim(-2, -3) for rows in (left, right))
+    product: Tensor = (first @ second.mT).sum(-3)
+    return product
 
 
 class _TimesLong(Function):
@@ -165,7 +165,8 @@ class _TimesLong(Function):
 
 def _times_long(left: Tensor, right: Tensor) -> Tensor:
     """The product [..., m, m] @ [..., m, d]."""
-    return _TimesLong.apply(left, right) if _is_cut(right) else left @ right
+    found: Tensor = _TimesLong.apply(left, right) if _is_cut(right) else left @ right
+    return found
 
 
 def _stack_pays(blocks: Sequence[Augmented]) -> bool:

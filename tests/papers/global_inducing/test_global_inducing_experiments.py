@@ -15,7 +15,9 @@ from bayesify_papers.shared.regressions import synthetic
 from bayesify.datasets import toy
 
 
-def test_cubic_smoke_writes_results_and_goes_on(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cubic_smoke_writes_results_and_goes_on(
+    smoke: Any, refuses_other_settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("pyro")
     done = smoke("global-inducing/cubic")
     assert len(done.rows) > 3
@@ -30,6 +32,7 @@ def test_cubic_smoke_writes_results_and_goes_on(smoke: Any, capsys: pytest.Captu
     assert cubic.main(["--smoke", "--out", str(done.folder)]) == 0
     assert capsys.readouterr().out.count(": done") == 1
     assert json.loads(path.read_text())["scores"]["gi"] == before
+    refuses_other_settings(cubic.main, done.folder)
 
 
 def test_composition_smoke_and_independence(smoke: Any) -> None:
@@ -78,7 +81,7 @@ def test_cubic_is_judged_by_the_worst_seed() -> None:
 
 
 @pytest.mark.slow
-def test_deep_linear_smoke(smoke: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deep_linear_smoke(smoke: Any, refuses_other_settings: Any, capsys: pytest.CaptureFixture[str]) -> None:
     done = smoke("global-inducing/deep-linear")
     assert len(done.rows) > 3
     assert deep_linear.main(["--smoke", "--out", str(done.folder)]) == 0
@@ -87,6 +90,7 @@ def test_deep_linear_smoke(smoke: Any, capsys: pytest.CaptureFixture[str]) -> No
     # One regression on a tenth of the inputs, with their weight: a few nats below the evidence at once.
     assert results["evidence"] - 20 < results["bounds"]["gi-4-1"]["elbo"] < results["evidence"] + 1
     assert (done.folder / "deep_linear.png").is_file()
+    refuses_other_settings(deep_linear.main, done.folder)
 
 
 def test_compressed_rows_have_the_likelihood_of_all() -> None:

@@ -245,7 +245,7 @@ def test_smoke_trains_writes_and_scores(smoke, capsys):
     assert capsys.readouterr().out.strip() in done.printed
 
 
-def test_a_run_goes_on_where_it_ended(tmp_path, capsys):
+def test_a_run_goes_on_where_it_ended(tmp_path, refuses_other_settings, capsys):
     """A finished system is not trained again, the deterministic network is Ensemble-W's first, rows have all tables."""
     options = ["--smoke", "--out", str(tmp_path), "--systems"]
     assert classification.main([*options, "deterministic"]) == 0
@@ -262,6 +262,28 @@ def test_a_run_goes_on_where_it_ended(tmp_path, capsys):
         (None, "auroc"),
     }
     assert all(row["seconds"] == after["seconds"][row["setting"]["system"]] for row in found)
+    with pytest.raises(ValueError, match="was written with other settings"):
+        classification.main([*options, "deterministic", "--validation", "50"])
+    refuses_other_settings(classification.main, tmp_path, "--systems", "deterministic")
+
+
+def test_what_an_interrupted_run_left_is_removed(tmp_path):
+    options = ["--smoke", "--out", str(tmp_path), "--systems", "ffg_u"]
+    assert classification.main(options) == 0
+    for name in ("ffg_u-0.safetensors", "start-ffg_u-0.safetensors", "start-ffg_u-0.json", "point-0.safetensors"):
+        (tmp_path / name).write_text("")
+    assert classification.main(options) == 0
+    assert {path.name for path in tmp_path.glob("*-0.*")} == {"point-0.safetensors"}
+
+
+def test_sizes_of_u_by_stage():
+    recipe = replace(classification.SMOKE, inducing=6, inducing_by_stage="6,8,5,3", start_epochs=1)
+    bnn = bayesianize(recipe.network(1, 3), SYSTEMS["ffg_u"].posterior(recipe), likelihood=Categorical())
+    found = {layer.name: (part.rows, part.cols) for part in bnn.posteriors for layer in part.layers}
+    sizes = {"layer2": 8, "layer3": 5, "layer4": 3}
+    assert len(found) == 13
+    assert found == {name: 2 * (sizes.get(name.split(".")[0], 6),) for name in found}
+    assert all(part.init == "network" for part in bnn.posteriors)
 
 
 def test_processes_share_a_folder(tmp_path, monkeypatch):
