@@ -69,6 +69,7 @@ def test_products_of_long_rows_in_pieces(monkeypatch: Any, length: int) -> None:
     monkeypatch.setattr(matheron, "MIN_PIECES", 2)
     assert matheron._is_cut(z)
     assert not matheron._is_cut(z[..., :7])
+    assert not matheron._is_cut(z.expand(2**16, 2, 3, length))
     for one, other in zip((matheron._outer(z, more), matheron._times_long(inverse, z)), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(matheron._times_long, (inverse, z), fast_mode=True)
@@ -76,6 +77,12 @@ def test_products_of_long_rows_in_pieces(monkeypatch: Any, length: int) -> None:
     stacked = torch.stack([inverse, 2 * inverse])
     by_left = torch.func.grad(lambda left: matheron._times_long(left, z).square().sum())
     torch.testing.assert_close(torch.func.vmap(by_left)(stacked)[1], by_left(stacked[1]), rtol=1e-12, atol=1e-12)
+    single = [part.detach().float().requires_grad_() for part in (inverse, z)]
+    with torch.autocast("cpu", torch.bfloat16):
+        product = matheron._times_long(*single)
+    torch.testing.assert_close(product, (single[0] @ single[1]))
+    product.sum().backward()  # outside autocast, as in training
+    torch.testing.assert_close(single[0].grad, single[1].sum(-1, keepdim=True).mT.expand(2, 3, 3))
 
 
 def test_draws_of_low_precision(monkeypatch: Any) -> None:

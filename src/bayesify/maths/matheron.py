@@ -24,8 +24,8 @@ STACKS_ON = ("cuda",)
 PIECE = 256
 """Approximate length of the pieces into which `_outer` cuts long rows on these devices."""
 
-MIN_PIECES = 4
-"""Rows with fewer pieces are not cut."""
+MIN_PIECES, MAX_CUT_PRODUCT_NUMBERS = 4, 2**18
+"""Limits of `_outer`. Rows with fewer pieces are not cut, and products with more numbers keep a GPU busy without cuts."""
 
 
 @dataclass(frozen=True)
@@ -122,32 +122,42 @@ def _reach(inverse: Tensor, z: Sequence[Tensor]) -> list[Tensor]:
 
 def _is_cut(rows: Tensor) -> bool:
     """Whether `_outer` cuts these rows into pieces."""
-    return rows.device.type in STACKS_ON and rows.shape[-1] >= MIN_PIECES * PIECE
+    if rows.device.type not in STACKS_ON or rows.shape[-1] < MIN_PIECES * PIECE:
+        return False
+    return rows.shape[:-1].numel() * rows.shape[-2] <= MAX_CUT_PRODUCT_NUMBERS
+
+
+def _pieces(rows: Tensor) -> Tensor:
+    """Rows [..., m, d] cut into K pieces of equal length, the last one padded with zeros: [..., K, m, d / K]."""
+    length = rows.shape[-1]
+    pieces = length // PIECE
+    size = -(-length // pieces)
+    filled = F.pad(rows, (0, pieces * size - length)) if pieces * size > length else rows
+    return filled.reshape(*rows.shape[:-1], pieces, size).movedim(-2, -3)
 
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
-    """The product `left @ right.mT` of [..., m, d] and [..., n, d].
+    """The product `left @ right.mT` of [..., m, d] and [..., m, d].
 
-    For small m and n, a GPU computes one product with very few programs, each of which sums over all of d. Long rows are
-    therefore cut into pieces whose products run at the same time.
+    For small m, a GPU computes one product with very few programs, each of which sums over all of d. Long rows are therefore cut
+    into pieces whose products run at the same time.
     """
     if not _is_cut(left):
         return left @ right.mT
-    length = left.shape[-1]
-    pieces = length // PIECE
-    size = -(-length // pieces)
-    padding = (0, pieces * size - length)
-    first, second = (F.pad(rows, padding).unflatten(-1, (pieces, size)).movedim(-2, -3) for rows in (left, right))
+    first = _pieces(left)
+    second = first if right is left else _pieces(right)
     product: Tensor = (first @ second.mT).sum(-3)
     return product
 
 
 class _TimesLong(Function):
-    """The product [..., m, m] @ [..., m, d] for long d. Its gradient with respect to the first factor is a product `_outer`."""
+    """The product [..., m, m] @ [..., m, d] for long d, in full precision. Its gradient with respect to the first factor is a
+    product `_outer`."""
 
     @staticmethod
     def forward(left: Tensor, right: Tensor) -> Tensor:
-        return left @ right
+        with torch.autocast(left.device.type, enabled=False):
+            return left @ right
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -160,7 +170,8 @@ class _TimesLong(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         left, right = ctx.saved_tensors
-        return _outer(grads[0], right), left.mT @ grads[0]
+        by_left, by_right = ctx.needs_input_grad
+        return _outer(grads[0], right) if by_left else None, left.mT @ grads[0] if by_right else None
 
 
 def _times_long(left: Tensor, right: Tensor) -> Tensor:
