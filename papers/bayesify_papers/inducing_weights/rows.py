@@ -46,7 +46,10 @@ def recipe_in_words(settings: Mapping[str, Any], system: str) -> str:
     cap = settings.get("max_lambda", Recipe.max_lambda)
     if system == "ffg_u" and cap != Recipe.max_lambda:
         parts.append("lambda without a cap" if cap is None else f"max_lambda {cap:g}")
-    parts += ["SGD"] * (point and settings.get("point_optimizer") == "sgd")
+    if system in ("ffg_u", "ensemble_u") and settings.get("inducing_by_stage"):
+        parts.append(f"M of {settings['inducing_by_stage']} in the stages")
+    optimizer = "point" if point else "inducing" if system in ("ffg_u", "ensemble_u") else ""
+    parts += ["SGD"] * (settings.get(f"{optimizer}_optimizer") == "sgd")
     weight = settings.get("kl_weight", 1.0)
     parts += [f"KL weight {weight:g}"] * (not point and weight != 1)
     return ", ".join(parts)

@@ -60,6 +60,9 @@ class Recipe:
         point_optimizer: Optimizer of point estimates: Adam, or SGD with Nesterov's momentum, which is better on photographs.
         point_learning_rate: Learning rate of this SGD.
         point_weight_decay: Weight decay of this SGD.
+        inducing_optimizer: Optimizer of networks with inducing weights: Adam, or SGD with Nesterov's momentum; see
+            `make_inducing_sgd`, which gives `inducing_learning_rate` and `spread_learning_rate` another meaning.
+        lambda_learning_rate: Learning rate of lambda if the inducing weights are trained by SGD.
         ivon_learning_rate: Peak learning rate of IVON. It rises for a twentieth of the run and falls to zero along a cosine.
         ivon_curvature: Initial curvature of IVON.
         ivon_weight_decay: Prior precision of IVON divided by the number of training images.
@@ -96,6 +99,8 @@ class Recipe:
     point_optimizer: Literal["adam", "sgd"] = "adam"
     point_learning_rate: float = 0.1
     point_weight_decay: float = 5e-4
+    inducing_optimizer: Literal["adam", "sgd"] = "adam"
+    lambda_learning_rate: float = 1e-2
     ivon_learning_rate: float = 0.2
     ivon_curvature: float = 0.5
     ivon_weight_decay: float = 2e-4
@@ -271,7 +276,7 @@ def train(
         batches,
         num_data=len(x),
         epochs=until or recipe.epochs,
-        optimizer=make_sgd(bnn, recipe) if system.point and recipe.point_optimizer == "sgd" else make_adam(bnn, recipe),
+        optimizer=make_optimizer(system, bnn, recipe),
         **schedule_options(recipe, steps),
         kl_weight=0.0 if system.point else recipe.kl_weight,
         kl_schedule=KLSchedule(recipe.epochs / 3, recipe.epochs / 6),
@@ -326,6 +331,42 @@ def schedule_options(recipe: Recipe, steps: int) -> dict[str, Any]:
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total, pct_start=0.2, cycle_momentum=False)
 
     return {"scheduler": one_cycle, "steps": Steps(scheduler="step")}
+
+
+def make_optimizer(system: System, bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
+    """The recipe's optimizer for a network of a system."""
+    if system.point:
+        return make_sgd(bnn, recipe) if recipe.point_optimizer == "sgd" else make_adam(bnn, recipe)
+    inducing = any(isinstance(posterior, InducingWeights) for posterior in bnn.posteriors)
+    return make_inducing_sgd(bnn, recipe) if inducing and recipe.inducing_optimizer == "sgd" else make_adam(bnn, recipe)
+
+
+def make_inducing_sgd(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
+    """SGD with Nesterov's momentum for a network with inducing weights.
+
+    `inducing_learning_rate` is the rate of U and Z. Z has the weight decay for which the rate times the decay is that of the
+    deterministic network. This product determines by which angle a step turns a weight before a BatchNorm layer. U has no weight
+    decay, because its KL already has this effect. `spread_learning_rate` is the rate of the standard deviations of U.
+    All other parameters have the settings of the deterministic network, and D has no weight decay.
+    """
+    rate, decay = recipe.point_learning_rate, recipe.point_weight_decay
+    settings = {
+        "raw_lambda": (recipe.lambda_learning_rate, 0.0),
+        "raw_std": (recipe.spread_learning_rate, 0.0),
+        "raw_d_row": (rate, 0.0),
+        "raw_d_col": (rate, 0.0),
+        **dict.fromkeys(
+            ("z_row", "z_col"), (recipe.inducing_learning_rate, rate * decay / recipe.inducing_learning_rate)
+        ),
+        **dict.fromkeys(("location", "value"), (recipe.inducing_learning_rate, 0.0)),
+    }
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in bnn.named_parameters():
+        own = [settings[part] for part in name.split(".") if part in settings and name.startswith("posteriors.")]
+        groups.setdefault(own[0] if own else (rate, decay), []).append(parameter)
+    listed = [{"params": params, "lr": lr, "weight_decay": one} for (lr, one), params in groups.items()]
+    fused = next(bnn.parameters()).device.type in ("cpu", "cuda")
+    return torch.optim.SGD(listed, rate, momentum=0.9, nesterov=True, fused=fused)
 
 
 def make_sgd(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:

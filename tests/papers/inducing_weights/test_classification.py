@@ -15,6 +15,7 @@ from bayesify_papers.inducing_weights.systems import (
     SYSTEMS,
     Recipe,
     make_adam,
+    make_optimizer,
     make_sgd,
     schedule_options,
     train,
@@ -144,6 +145,32 @@ def test_spreads_have_their_own_learning_rate():
         assert total == len(list(bnn.parameters()))
 
 
+def test_sgd_turns_z_as_fast_as_weights_of_the_deterministic_network():
+    """The angle of a step before BatchNorm depends on the learning rate times the weight decay."""
+    recipe = replace(
+        classification.SMOKE, inducing_optimizer="sgd", inducing_learning_rate=8.0, spread_learning_rate=0.7
+    )
+    for name in ("ffg_u", "ensemble_u"):
+        bnn = bayesianize(recipe.network(1, 3), SYSTEMS[name].posterior(recipe), likelihood=Categorical())
+        groups = make_optimizer(SYSTEMS[name], bnn, recipe).param_groups
+        found = {id(value): (group["lr"], group["weight_decay"]) for group in groups for value in group["params"]}
+        assert len(found) == sum(len(group["params"]) for group in groups) == len(list(bnn.parameters()))
+        for key, value in bnn.named_parameters():
+            rate, decay = found[id(value)]
+            if "z_row" in key or "z_col" in key:
+                assert rate * decay == pytest.approx(recipe.point_learning_rate * recipe.point_weight_decay)
+            elif key.startswith("posteriors."):
+                assert decay == 0
+                assert rate == {"location": 8, "value": 8, "raw_std": 0.7, "raw_lambda": 0.01}.get(
+                    key.split(".")[-1], 0.1
+                )
+            else:
+                assert (rate, decay) == (recipe.point_learning_rate, recipe.point_weight_decay)
+    given = ImageProblem(classification.SMOKE_SOURCE, "cpu")
+    _, history = train(SYSTEMS["ffg_u"], replace(recipe, inducing_learning_rate=0.1, epochs=3), given, 0)
+    assert history[-1]["nll"] < history[0]["nll"]
+
+
 def test_members_start_a_tenth_apart_as_in_appendix_j():
     recipe = replace(classification.SMOKE, inducing=16, members=5)
     bnn = bayesianize(recipe.network(1, 3), SYSTEMS["ensemble_u"].posterior(recipe), likelihood=Categorical())
@@ -181,7 +208,10 @@ def test_an_inducing_posterior_starts_at_the_deterministic_network(tmp_path):
 
 def test_runs_that_differ_in_start_or_cap_have_other_descriptions():
     plain = asdict(Recipe())
-    for changes, systems in (({"start_epochs": 30}, {"ffg_u", "ensemble_u"}), ({"max_lambda": 0.3}, {"ffg_u"})):
+    inducing = {"ffg_u", "ensemble_u"}
+    changed = [({"start_epochs": 30}, inducing), ({"max_lambda": 0.3}, {"ffg_u"})]
+    changed += [({"inducing_by_stage": "64,64,96,45"}, inducing), ({"inducing_optimizer": "sgd"}, inducing)]
+    for changes, systems in changed:
         for name in SYSTEMS | BASELINES:
             same = rows.recipe_in_words(plain, name) == rows.recipe_in_words({**plain, **changes}, name)
             assert same == (name not in systems), (changes, name)
