@@ -1,4 +1,4 @@
-"""Networks of the paper's appendix 3. It gives only the number of layers; the widths are ours."""
+"""Networks of the paper's appendix 3. For images, it gives only the number of layers; the widths are ours."""
 
 from torch import nn
 
