@@ -173,7 +173,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
             posterior.bind(group_layers(weights), values, modules, prior=live, runner=runner, relative_stds=shares)
             for (_, posterior), (_, weights) in zip(posteriors, selected, strict=True)
         )
-        self.posteriors.bind_buffers(running_statistics(self.network))
+        self.posteriors.bind_network(running_statistics(self.network))
         self.likelihood = copy.deepcopy(likelihood).to(reference) if likelihood is not None else None
         self._road: Road | None = Road(self)
         self.train(net.training)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, checked
-from bayesify.maths.noise import choose_members
 from bayesify.posteriors.common.base import DrawRequest, Posterior
 from bayesify.priors import PriorDraw
 from bayesify.weights.named_parameters import NamedParameters
@@ -79,11 +78,7 @@ class Ensemble(Posterior):
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """Draw the members in random order, each equally often. In one draw, all ensembles of a network use the same network
         index."""
-        if self.num_networks not in request.networks:
-            device = self.value.values()[0].device
-            drawn = choose_members(self.num_networks, request.num_draws, request.noise, device)
-            request.networks[self.num_networks] = drawn
-        chosen = request.networks[self.num_networks] % self.members
+        chosen = request.choose(self.num_networks, self.value.values()[0].device) % self.members
         return {name: value[chosen] for name, value in self.value.items()}, self.kl(request.prior)
 
     @property
@@ -91,7 +86,7 @@ class Ensemble(Posterior):
         """The number of networks that all ensembles form together; K for a single ensemble."""
         return self.num_networks
 
-    def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
+    def bind_network(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
         """Give each network its own batch statistics, because an average over unrelated networks would suit none of them.
 
         The first ensemble stores the statistics of all networks.
@@ -108,7 +103,7 @@ class Ensemble(Posterior):
         statistics = self._statistics()
         if not statistics:
             return None
-        chosen = request.networks[self.num_networks].tolist()
+        chosen = request.chosen[self.num_networks].tolist()
         return [{name: value[network] for name, value in statistics.items()} for network in chosen]
 
     def average_buffers(self, network: nn.Module) -> None:

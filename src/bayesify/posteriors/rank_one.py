@@ -1,13 +1,12 @@
 """Rank-one multiplicative noise on shared weights."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.checks import Count, Positive, checked
 from bayesify.maths.constraints import positive, raw_positive
-from bayesify.maths.noise import choose_members
 from bayesify.posteriors.common.base import DrawRequest, Posterior, by_layer
 from bayesify.priors import PriorDraw
 from bayesify.weights.catalog import Layer
@@ -74,10 +73,14 @@ class RankOne(Posterior):
         self.row_mean, self.row_raw_std = factor(0)
         self.col_mean, self.col_raw_std = factor(1)
 
+    def bind_network(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
+        """Draws are captured only if no other posterior may need the same component."""
+        self.capturable = self.components == 1 or len(posteriors) == 1
+
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """Draw the factors, and multiply the shared weights by them. Every component is drawn equally often."""
         like = self.value[self.layers[0].name]
-        chosen = choose_members(self.components, request.num_draws, request.noise, like.device)
+        chosen = request.choose(self.components, like.device)
         noise = iter(request.normals([size for layer in self.layers for size in (layer.rows, layer.cols)], like))
         weights: dict[str, Tensor] = {}
         for layer in self.layers:

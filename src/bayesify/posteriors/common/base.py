@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from bayesify.maths.noise import NoiseSource
+from bayesify.maths.noise import NoiseSource, choose_members
 from bayesify.posteriors.common import starts
 from bayesify.priors import Prior, PriorDraw
 from bayesify.running.caching import Computed, Results
@@ -39,8 +39,7 @@ class DrawRequest:
         weights: Weights that the network's other posteriors drew. Only a posterior that runs the network to make its own draws
             needs them.
         num_data: Number of examples N in the dataset, if the draw is for a bound over the dataset.
-        networks: Dict whose key is the number of networks that all ensembles form together (see `Ensemble`). Its value contains,
-            for each draw, the index of the network that the draw uses, [S]. The first ensemble that draws fills the dict.
+        chosen: The indices that `choose` returned, by number of members.
         layout: Memory layout of the network's own weights. A posterior may write its draws in this layout directly.
         autocast: Dtype in which the network runs under autocast. Autocast is off while a posterior draws.
     """
@@ -53,13 +52,23 @@ class DrawRequest:
     runner: Runner | None = None
     weights: Mapping[str, Tensor] | None = None
     num_data: int | None = None
-    networks: dict[int, Tensor] = field(default_factory=dict)
+    chosen: dict[int, Tensor] = field(default_factory=dict)
     layout: NetworkLayout | None = None
     autocast: torch.dtype | None = None
 
     def dtype(self, name: str) -> torch.dtype:
         """Dtype of a weight in the network if this dtype has low precision, otherwise float32."""
         return torch.float32 if self.layout is None else self.layout.low_precision.get(name, torch.float32)
+
+    def choose(self, num_members: int, device: torch.device) -> Tensor:
+        """For each draw, the index of its member in a mixture, [S]; see `choose_members`.
+
+        All mixtures of a network with the same number of members use the same indices, so that draw s is one member of an
+        ensemble, no matter how many posteriors the ensemble consists of.
+        """
+        if num_members not in self.chosen:
+            self.chosen[num_members] = choose_members(num_members, self.num_draws, self.noise, device)
+        return self.chosen[num_members]
 
     def normals(self, sizes: Sequence[int], like: Tensor, tile: int = 1) -> list[Tensor]:
         """Standard normal numbers for several weights in one call.
@@ -238,9 +247,9 @@ class Posterior(nn.Module):
 
     # -- buffers that differ between draws -------------------------------------------------------------------------
 
-    def bind_buffers(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Store separate running statistics for different draws, if this posterior needs them. The network calls this method when
-        all its posteriors are bound.
+    def bind_network(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
+        """Adapt to the other posteriors, and store separate running statistics for different draws, if this posterior needs
+        them. The network calls this method when all its posteriors are bound.
 
         Args:
             buffers: Running statistics of the network's normalization layers, by name.
@@ -427,10 +436,10 @@ class Posteriors(nn.ModuleList):
         counts = {part.num_distinct_draws for part in self} - {1}
         return counts.pop() if len(counts) == 1 else None if counts else 1
 
-    def bind_buffers(self, buffers: dict[str, Tensor]) -> None:
-        """Offer each posterior the network's running statistics; see `Posterior.bind_buffers`."""
+    def bind_network(self, buffers: dict[str, Tensor]) -> None:
+        """Show each posterior the network's running statistics and the other posteriors; see `Posterior.bind_network`."""
         for part in self:
-            part.bind_buffers(buffers, list(self))
+            part.bind_network(buffers, list(self))
 
     def buffers_for(self, request: DrawRequest) -> list[dict[str, Tensor]] | None:
         """For each draw, one dict with the buffers of all posteriors; `None` if no posterior has its own buffers."""

@@ -154,7 +154,7 @@ class CapturedDraw:
 
         def run(request: DrawRequest = request) -> list[Tensor]:
             with swapped(posterior, leaves), computed_anew() if _follows(posterior, request) else nullcontext():
-                weights, kl = posterior.draw(request)
+                weights, kl = posterior.draw(replace(request, chosen={}))
             self.names = list(weights)
             return [*(weights.values() if training else self._joined(weights, request.layout)), kl]
 
@@ -310,7 +310,7 @@ def draw_by_kernels(
         places, kl = plan.draw(seed)
         return PlacedWeights(names, places), kl
     # The backward pass must not hold the draws of the request: such a reference cycle would outlive the step.
-    alone = replace(request, weights=None, networks={}, runner=None)
+    alone = replace(request, weights=None, chosen={}, runner=None)
 
     def reference(seed: Tensor) -> tuple[list[Tensor], Tensor]:
         drawn, kl = posterior.draw(replace(alone, noise=SeededNoise(seed)))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from bayesify.arguments.checks import Count, NonNegative, Positive, checked
 from bayesify.maths.constraints import raw_positive
 from bayesify.maths.matheron import Factors, conditional_draw, conditional_mean, factorize
-from bayesify.maths.noise import choose_members
 from bayesify.maths.value_checks import transforming
 from bayesify.posteriors.common import starts
 from bayesify.posteriors.common.base import DrawRequest, Posterior
@@ -218,7 +217,7 @@ class InducingWeights(Posterior):
         seed = request.noise.seed(like.device) if kernels else None
         shapes = NoiseShapes(families, factors if self.max_lambda != 0 else [], self.cols, request, like)
         own, matheron = shapes.draw(request, like, self.blocks, seed)
-        chosen = choose_members(self.members, draws, request.noise, like.device) if self.q == "ensemble" else None
+        chosen = request.choose(self.members, like.device) if self.q == "ensemble" else None
         u = [family.draw(part, chosen) for family, part in zip(families, own, strict=True)]
         if self.shared is not None:
             top = conditional_draw(factors[-1], u[0], scales[-1], like.new_ones(1), matheron[-1])
