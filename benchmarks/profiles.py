@@ -49,21 +49,25 @@ def group_of(kernel: str) -> str:
     return next((group for group, names in GROUPS.items() if re.search(names, kernel, re.IGNORECASE)), "other")
 
 
+def launched(found: profile) -> list[Any]:
+    """The kernels of a finished profile, without annotations."""
+    events = [event for event in found.events() or () if event.device_type == DeviceType.CUDA]
+    return [event for event in events if not event.name.startswith("Optimizer.")]
+
+
 def trace(run: Callable[[], Any]) -> dict[str, Any]:
     """Number of kernels of a call, their milliseconds by group, the longest kernels, and the longest driver calls."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         run()
         synchronize()
     groups, names, calls = (Counter[str]() for _ in range(3))
-    count = 0
     for event in found.events() or ():
         if event.device_type != DeviceType.CUDA:
             calls[event.name] += event.cpu_time_total / 1e3
-        elif not event.name.startswith("Optimizer."):  # this event is an annotation
-            groups[group_of(event.name)] += event.device_time_total / 1e3
-            names[event.name[:110]] += event.device_time_total / 1e3
-            count += 1
-    return {"kernels": count, "groups": dict(groups), "longest": dict(names.most_common(10))} | {
+    for event in launched(found):
+        groups[group_of(event.name)] += event.device_time_total / 1e3
+        names[event.name[:110]] += event.device_time_total / 1e3
+    return {"kernels": len(launched(found)), "groups": dict(groups), "longest": dict(names.most_common(10))} | {
         "driver": dict(calls.most_common(5))
     }
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 from bayesify_papers.inducing_weights import systems
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.profiles import group_of
+from benchmarks.profiles import group_of, launched
 from benchmarks.timing import record
 
 BATCH_SIZE, STEPS, EPOCHS, PROFILED_EPOCH = 256, 60, 6, 5
@@ -50,7 +49,7 @@ def alone(system: str, sizes: str) -> dict[str, Any]:
             trace.__exit__(None, None, None)
 
     times = train(system, sizes, EPOCHS, watch)
-    kernels = [event for event in trace.events() or () if event.device_type == DeviceType.CUDA]
+    kernels = launched(trace)
     groups: dict[str, float] = {}
     for event in kernels:
         group = group_of(event.name)

@@ -1,5 +1,6 @@
 """The systems that the paper compares on images, and the recipe that trains all of them."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -109,6 +110,12 @@ class Recipe:
     dropout_rate: float = 0.1
     kl_weight: float = 1.0
     start_epochs: int = 0
+
+    def __post_init__(self) -> None:
+        if self.inducing_by_stage and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*){3}", self.inducing_by_stage):
+            raise ValueError(
+                f"inducing_by_stage={self.inducing_by_stage!r} must have four positive numbers, such as '64,64,96,45'"
+            )
 
     def changed(self, x: Tensor) -> Tensor:
         """Augmented training images of a step, [B, C, H, W]."""

@@ -314,6 +314,9 @@ def test_sizes_of_u_by_stage():
     assert len(found) == 13
     assert found == {name: 2 * (sizes.get(name.split(".")[0], 6),) for name in found}
     assert all(part.init == "network" for part in bnn.posteriors)
+    for wrong in ("6,8", "6,8,5,3,6", "6,8,5,0", "6,8,5,x"):
+        with pytest.raises(ValueError, match="four positive numbers"):
+            replace(recipe, inducing_by_stage=wrong)
 
 
 def test_processes_share_a_folder(tmp_path, monkeypatch):
