@@ -38,24 +38,6 @@ def brief(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
 
 
 @pytest.fixture
-def refuses_other_settings() -> Callable[..., None]:
-    """A check that a program does not go on in a folder whose results have other settings."""
-
-    def check(main: Callable[[list[str]], int], folder: Path, *arguments: str) -> None:
-        changed = 0
-        for path in folder.glob("*.json"):
-            content = json.loads(path.read_text())
-            if isinstance(content.get("settings"), dict):
-                changed += 1
-                path.write_text(json.dumps(content | {"settings": content["settings"] | {"changed": 1}}))
-        assert changed
-        with pytest.raises(ValueError, match="was written with other settings"):
-            main(["--smoke", *arguments, "--out", str(folder)])
-
-    return check
-
-
-@pytest.fixture
 def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Smoke]:
     """The quick run of an experiment, by the way of `bayesify reproduce`; each is run by one test only.
 

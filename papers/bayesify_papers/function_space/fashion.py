@@ -127,9 +127,9 @@ def _own_settings(jobs: Mapping[str, Training], shared: Mapping[str, Any]) -> di
 def _write_study(folder: Path, study: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `study.json`. What earlier commands with the same settings found stays in the file. Other settings are an error."""
     path = folder / "study.json"
-    former = records.read_run(path, {"settings": study["settings"]})
-    kept = {key: {**former.get(key, {}), **found.get(key, {})} for key in ("own_settings", "seconds", "last_epoch")}
-    records.write(path, {**study, **kept})
+    empty: dict[str, Any] = {"own_settings": {}, "seconds": {}, "last_epoch": {}}
+    content = records.begin_run(path, {"settings": study["settings"]}, study, **empty)
+    records.write(path, {**content, **{key: {**content[key], **found.get(key, {})} for key in empty}})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -248,18 +248,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         data = images.synthetic(40, 20, side=8)
     else:
         data = images.load(chosen.dataset, chosen.data)
-    chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "results.json"
-    found: dict[str, Any] = records.read_run(path, {"settings": asdict(setting)}).get("scores", {})
-    facts = chosen.facts | {"settings": asdict(setting)}
+    settings = {"settings": asdict(setting), "dataset": data.name}
+    content = records.begin_run(path, settings, chosen.facts, scores={})
+    found: dict[str, Any] = content["scores"]
     for prior in priors:
         for system in systems:
             name = f"{system}_{prior}"
-            if name in found:
+            if found.get(name, {}).get("epochs") == setting.epochs:
                 continue
             checkpoint = chosen.out / f"{name}.safetensors"
             found[name] = run(system, prior, data, setting, checkpoint, chosen.device, chosen.train)
-            records.write(path, {**facts, "dataset": data.name, "scores": found})
+            records.write(path, content)
             if chosen.train:
                 checkpoint.unlink(missing_ok=True)
     print(show(rows.cifar(chosen.out), "No augmentation, no tempering; log-likelihood and bound in nats per example."))

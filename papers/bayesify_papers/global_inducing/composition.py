@@ -155,12 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps, seeds, draws = (4, 1, 20) if chosen.smoke else (chosen.steps, chosen.seeds, cubic.NUM_DRAWS)
     schedule = Schedule(steps=steps, learning_rate=cubic.SCHEDULE.learning_rate)
     path, settings = chosen.out / "results.json", {"schedule": asdict(schedule), "draws": draws}
-    found: dict[str, dict[str, Any]] = records.read_run(path, {"settings": settings}).get("scores", {})
+    content = records.begin_run(path, {"settings": settings}, chosen.facts, scores={})
+    found: dict[str, dict[str, Any]] = content["scores"]
     for method in chosen.methods:
         missing = [seed for seed in range(seeds) if str(seed) not in found.get(method, {})]
         if missing:
             found.setdefault(method, {}).update(run(method, missing, schedule, draws))
-            records.write(path, {**chosen.facts, "settings": settings, "scores": found})
+            records.write(path, content)
     print(show(rows.composition(chosen.out), "Bounds in nats per data set; mixing costs in nats per example."))
     return 0
 

@@ -191,8 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = chosen.out / "results.json"
     settings = {"schedule": asdict(schedule), "draws": draws, "nuts": chain}
     settings |= {"hmc": {**trajectories, "chains": NUM_CHAINS}}
-    found: dict[str, dict[str, Any]] = records.read_run(path, {"settings": settings}).get("scores", {})
-    facts = chosen.facts | {"settings": settings}
+    content = records.begin_run(path, {"settings": settings}, chosen.facts, scores={})
+    found: dict[str, dict[str, Any]] = content["scores"]
     for method in chosen.methods:
         missing = [seed for seed in range(seeds) if str(seed) not in found.get(method, {})]
         for group in [[seed] for seed in missing] if method == "NUTS" else [missing]:
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     reference(group, trajectories) if method == "HMC" else variational(method, group, schedule, draws)
                 )
             found.setdefault(method, {}).update({str(seed): scores for seed, scores in made.items()})
-            records.write(path, {**facts, "scores": found})
+            records.write(path, content)
             print(f"{method}: done for seeds {group}", flush=True)
     if figures.HAS_MATPLOTLIB:
         draw(found, chosen.out / "cubic")

@@ -14,8 +14,8 @@ lower.) Hidden layers of gi start close to the prior, or, in networks of fewer t
 prior. Certain hidden weights do not help wide networks, but narrow networks need them. (Compared with the start at the prior, the
 start at a network was 196 nats lower at width 50 and depth 10 after 500 steps, and 1,656 nats higher at width 5 and depth 4 after
 1,000 steps.) `gi-continued` trains rand-gi first and then continues as gi with a tenth of the learning rate. Because gi with a
-precision of 0 in the hidden layers is rand-gi, its best bound is no lower. Results in the folder are kept, and several commands
-may share a folder.
+precision of 0 in the hidden layers is rand-gi, its best bound is no lower. Bounds in the folder that have at least `--draws` draws
+are kept, and several commands may share a folder.
 """
 
 import math
@@ -166,19 +166,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = chosen.out / "results.json"
     data = toy.linear(NUM_EXAMPLES, NUM_INPUTS, math.sqrt(1 / NUM_INPUTS), NOISE_VARIANCE)
     evidence = data.posterior.log_evidence
+    facts = {**chosen.facts, "evidence": evidence}
     draws = 20 if chosen.smoke else chosen.draws
-    settings = {"settings": {**asdict(schedule), "draws": draws}}
-    found: dict[str, Any] = records.read_run(path, settings).get("bounds", {})
-    facts = chosen.facts | settings | {"evidence": evidence}
+
+    def known() -> dict[str, Any]:
+        """Results so far, including those of other commands that share the folder."""
+        return records.begin_run(path, {"settings": asdict(schedule)}, facts, bounds={})
+
+    found: dict[str, Any] = known()["bounds"]
     for width in widths:
         for depth in depths:
             for method in chosen.methods:
                 key = f"{method}-{width}-{depth}"
-                if key in found:
+                if key in found and found[key].get("draws", NUM_DRAWS) >= draws:
                     continue
                 one = fit(data, method, width, depth, schedule, draws, chosen.device)
-                found = records.read(path).get("bounds", {}) | {key: one}
-                records.write(path, {**facts, "bounds": found})
+                content = known()
+                found = content["bounds"]
+                found[key] = one
+                records.write(path, content)
                 print(f"{method}, width {width}, depth {depth}: {found[key]}", flush=True)
     if figures.HAS_MATPLOTLIB:
         draw(found, evidence, chosen.out / "deep_linear")

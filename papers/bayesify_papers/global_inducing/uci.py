@@ -138,18 +138,19 @@ def run(
                 path, settings = folder / f"{name}.json", {**asdict(schedule), "splits": count}
                 if set(MODELS.get(model, ())) & {"li", "gi"}:
                     settings |= inducing
-                if records.read_run(path, {"settings": settings}):
+                content = records.begin_run(path, {"settings": settings}, {**(facts or {}), **wanted})
+                if "scores" in content:
                     continue
                 if model in MODELS:
                     scores = run_networks(data, model, prior, schedule, splits, device, num_draws, **inducing)
                 else:
                     scores = processes.run(data.name, stack_splits(data, splits, device), model, schedule, num_draws)
-                records.write(path, {**(facts or {}), **wanted, "settings": settings, "scores": scores})
+                records.write(path, {**content, "scores": scores})
 
 
 def compare(found: Sequence[dict[str, Any]]) -> list[str]:
     """A line for each data set and prior with both gi and fac: the higher bound, and the difference in log-likelihood."""
-    by_key = {(one["dataset"], one["prior"], one["model"]): one["scores"] for one in found}
+    by_key = {(one["dataset"], one["prior"], one["model"]): one["scores"] for one in found if "scores" in one}
     lines = []
     for (dataset, prior, model), gi in by_key.items():
         fac = by_key.get((dataset, prior, "fac"))

@@ -95,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program = Program(__doc__, __spec__, "ablation").option("data", "workers", "table", seeds=3, num_train=20_000)
     add_recipe(program).set_defaults(batch=250)
     chosen = program.read(arguments)
+    if chosen.inducing_by_stage:
+        program.error("--inducing-by-stage replaces the sizes that the ablation varies; leave it out")
     recipe, device, sizes, seeds = replace(SMOKE, epochs=1), "cpu", SMOKE_SIZES, 1
     source = Source(SYNTHETIC, num_train=100)
     if not chosen.smoke:
@@ -102,11 +104,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source = Source("fashion_mnist", chosen.data, chosen.num_train)
     planned = jobs(recipe, sizes, source, device, seeds)
     workers = count_workers(chosen.workers, device)
+    settings = {**source.settings, "settings": asdict(recipe)}
+    content = records.begin_run(chosen.out / "ablation.json", settings, {**chosen.facts, "workers": workers}, rows=[])
     results = (
         read_results(chosen.out) if chosen.table else run_trainings(classify, planned, chosen.out, workers=workers)
     )
-    content = {"dataset": source.dataset, "num_train": chosen.num_train, "workers": workers, "settings": asdict(recipe)}
-    records.write(chosen.out / "ablation.json", {**chosen.facts, **content, "rows": means(planned, results)})
+    records.write(chosen.out / "ablation.json", {**content, "rows": means(planned, results)})
     title = f"Ablation on {source.dataset}; the paper shows its own on CIFAR-10 as a figure without numbers."
     print(show(rows.ablation(chosen.out), title))
     return 0

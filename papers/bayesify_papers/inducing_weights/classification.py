@@ -102,14 +102,11 @@ def run(
     """
     problem = ImageProblem(source, device)
     folder.mkdir(parents=True, exist_ok=True)
-    about = {"dataset": source.dataset, "num_train": len(problem.x), "validation": source.validation, "seed": seed}
-    scored = {"outside": source.outside, "kinds": source.kinds, "corrupted_images": source.corrupted_images}
-    about |= {"settings": asdict(recipe), "scored": scored}
+    about = {**source.settings, "num_train": len(problem.x), "seed": seed, "settings": asdict(recipe)}
 
     def known() -> dict[str, Any]:
         """Results so far, including those of other processes that share the folder."""
-        former = records.read_run(folder / "run.json", about)
-        return {**(facts or {}), **about, **{key: former.get(key, {}) for key in ("parameters", "seconds", "history")}}
+        return records.begin_run(folder / "run.json", about, facts, parameters={}, seconds={}, history={})
 
     known()
     records.write_arrays(folder / "labels.npz", test=problem.test_labels.numpy())

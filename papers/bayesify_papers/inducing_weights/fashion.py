@@ -120,16 +120,19 @@ def choose(
 
 
 def prepare(study: Study, folder: Path, facts: dict[str, Any]) -> None:
-    """Write the labels of the scored images, and `study.json` unless this run resumes one that wrote it."""
+    """Write `study.json` and the labels of the scored images.
+
+    Raises:
+        ValueError: If `study.json` has other settings.
+    """
+    varied = {key for settings in study.settings.values() for setting in settings for key in setting}
+    fixed = {key: value for key, value in asdict(study.recipe).items() if key not in varied}
+    about = {**study.source.settings, "validation": study.validation, "settings": fixed, "grid": dict(study.settings)}
+    records.begin_run(folder / "study.json", about, facts)
     for seed in range(FIRST_SEED, FIRST_SEED + study.num_seeds):
         place = folder / f"seed-{seed}"
         place.mkdir(parents=True, exist_ok=True)
         records.write_arrays(place / "labels.npz", test=study.source.images().test_labels)
-    if not (folder / "study.json").is_file():
-        varied = {key for settings in study.settings.values() for setting in settings for key in setting}
-        fixed = {key: value for key, value in asdict(study.recipe).items() if key not in varied}
-        about = {"dataset": study.source.dataset, "validation": study.validation, "settings": fixed}
-        records.write(folder / "study.json", {**facts, **about, "grid": dict(study.settings)})
 
 
 def evaluate(folder: Path) -> int:

@@ -155,11 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in range(chosen.seed, chosen.seed + seeds)
     }
     workers = count_workers(chosen.workers, device)
+    path = chosen.out / "pruning.json"
+    settings = {**source.settings, "fine_tuning": epochs, "settings": asdict(recipe)}
+    content = records.begin_run(path, settings, {**chosen.facts, "workers": workers}, rows=[])
     results = run_trainings(work, partial(plan, jobs), chosen.out, workers=workers)
-    content = {"dataset": source.dataset, "workers": workers, "fine_tuning": epochs, "settings": asdict(recipe)}
     content["seconds"] = {name: result["seconds"] for name, result in results.items()}
     content["rows"] = means(list(results.values()))
-    records.write(chosen.out / "pruning.json", {**chosen.facts, **content})
+    records.write(path, content)
     print(
         show(rows.pruning(chosen.out), f"Pruning on {source.dataset}. The paper's table 7 has a ResNet-50 on CIFAR-10.")
     )

@@ -204,7 +204,8 @@ def run(
             installed and all systems were trained in this run).
     """
     data, path = toy.cosine(), folder / "regression.json"
-    outcomes: list[Outcome] = records.read_run(path, {"training": asdict(training)}).get("outcomes", [])
+    content = records.begin_run(path, {"training": asdict(training)}, facts, outcomes=[])
+    outcomes: list[Outcome] = content["outcomes"]
     done = {(outcome["system"], outcome["seed"]) for outcome in outcomes}
     panels: dict[str, Predict] = {}
     for system in systems:
@@ -220,7 +221,7 @@ def run(
             latest = judge(system, seed, predict, data, seconds)
             outcomes.append(latest)
             print(f"{system} seed {seed}: nll {latest['nll']:.3f}, std gap/data {latest['gap_ratio']:.2f}", flush=True)
-        records.write(path, {**(facts or {}), "training": asdict(training), "outcomes": outcomes})
+        records.write(path, content)
     if figures.HAS_MATPLOTLIB and len(panels) == len(systems):
         figure(panels, data, folder / "regression")
     return outcomes

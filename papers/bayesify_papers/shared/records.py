@@ -14,6 +14,9 @@ import torch
 from bayesify import __version__
 from bayesify.storage import write_atomically, write_file
 
+PLACES = ("device", "folder")
+"""Settings that say where a run computes and where its data are. A run may continue in another place."""
+
 
 def facts(module: str, arguments: list[str]) -> dict[str, Any]:
     """Record of a run: date, command, hardware and versions."""
@@ -45,16 +48,52 @@ def read(path: Path, *, needed: bool = False) -> dict[str, Any]:
     return content
 
 
-def read_run(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Results of an earlier run to resume from; empty if there is none.
+def begin_run(
+    path: Path, settings: Mapping[str, Any], facts: Mapping[str, Any] | None = None, **results: Any
+) -> dict[str, Any]:
+    """Record of a run: its facts, its settings, and the results of an earlier run to resume from.
+
+    Call this function before anything is trained. A new record is written at once, so that an interrupted first training run cannot
+    continue with other settings.
+
+    Args:
+        results: Results of a new record by key, such as an empty list.
 
     Raises:
-        ValueError: If the earlier run differs in one of the given settings.
+        ValueError: If the earlier run differs in one of the settings.
+    """
+    stored, new = read_run(path, settings), {**(facts or {}), **settings}
+    content = {**new, **results, **stored, **new}
+    if not stored:
+        write(path, content)
+    return content
+
+
+def read_run(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Record that `begin_run` wrote; empty if there is none.
+
+    Raises:
+        ValueError: If the record differs in one of the settings, except those in `PLACES`. A missing setting equals `None`.
     """
     content = read(path)
-    if content and any(content.get(key) != value for key, value in json.loads(json.dumps(settings)).items()):
-        raise ValueError(f"{path} was written with other settings; choose another folder, or remove the file")
+    other = _changed({key: content.get(key) for key in settings}, json.loads(json.dumps(settings))) if content else []
+    if other:
+        raise ValueError(
+            f"{path} was written with other settings ({', '.join(other)}); choose another folder, or empty this one"
+        )
     return content
+
+
+def _changed(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """Names of the settings that differ, at any depth."""
+    names: list[str] = []
+    for key in {**wanted, **stored}:
+        former, value = stored.get(key), wanted.get(key)
+        if isinstance(former, dict) and isinstance(value, dict):
+            names += _changed(former, value)
+        elif former != value and key not in PLACES:
+            names.append(key)
+    return names
 
 
 def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,12 @@ class Source:
     def __post_init__(self) -> None:
         if self.validation < 0:
             raise ValueError(f"validation={self.validation}; give the number of training images to hold out, or 0")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The choice of images, for the record of a run."""
+        scored = {"outside": self.outside, "kinds": self.kinds, "corrupted_images": self.corrupted_images}
+        return {"dataset": self.dataset, "num_train": self.num_train, "validation": self.validation, "scored": scored}
 
     def images(self) -> images.Images:
         """Training images, with the scored images as test images.

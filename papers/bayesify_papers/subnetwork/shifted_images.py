@@ -66,11 +66,11 @@ def run(
     device = torch.device(device)
     path = folder / "run.json"
     about = {"dataset": task.data.name, "seed": seed, "recipe": asdict(recipe), "settings": asdict(settings)}
-    about |= {"num_train": len(task.data.train_images), "sets": list(task.sets)}
+    about |= {"num_train": len(task.data.train_images), "num_test": len(task.labels), "sets": list(task.sets)}
 
     def known() -> dict[str, Any]:
         """Results so far, including those of other processes that share the folder."""
-        return {**(facts or {}), **about, "systems": records.read_run(path, about).get("systems", {})}
+        return records.begin_run(path, about, facts, systems={})
 
     known()
     records.write_arrays(folder / "labels.npz", labels=task.labels)

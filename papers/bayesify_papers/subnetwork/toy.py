@@ -196,14 +196,14 @@ def run(data: Data, seeds: int, recipe: map_regression.Recipe, folder: Path, fac
     """
     path = folder / "toy.json"
     content: dict[str, Any] = {"dataset": data.name, "settings": asdict(recipe), "prior_precision": PRIOR_PRECISION}
-    former = records.read_run(path, content).get("outcomes", [])
-    outcomes: list[Outcome] = [entry for entry in former if entry["seed"] < seeds]
+    content = records.begin_run(path, content, facts, outcomes=[])
+    outcomes: list[Outcome] = content["outcomes"]
     for seed in range(seeds):
         if any(outcome["seed"] == seed for outcome in outcomes):
             continue
         panels = predictors(data, recipe, seed)
         outcomes += [judge(title, seed, predict, data) for title, predict in panels.items()]
-        records.write(path, {**facts, **content, "outcomes": outcomes})
+        records.write(path, content)
         print(f"seed {seed}: {len(panels)} posteriors", flush=True)
         if seed == 0 and figures.HAS_MATPLOTLIB:
             figure(panels, data, folder / "toy")

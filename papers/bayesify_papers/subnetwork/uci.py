@@ -11,7 +11,7 @@ Biases are point estimates. Every split of every network is stored when it ends,
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ PRIOR_PRECISIONS = (1e-4, 1e-3, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 100.0, 1000.0)
 """Prior precisions of appendix C.2."""
 
 RECIPE = map_regression.Recipe()
-RECIPES = {"protein": replace(RECIPE, epochs=500, patience=125)}
+RECIPES = dict.fromkeys(uci.REGRESSION, RECIPE) | {"protein": replace(RECIPE, epochs=500, patience=125)}
 SMOKE = map_regression.Recipe(epochs=3, patience=2)
 
 
@@ -138,7 +138,7 @@ def run(
     kinds: Sequence[str] = ("standard", "gap"),
     splits: int | None = None,
     networks: Sequence[tuple[int, int]] = NETWORKS,
-    recipes: dict[str, map_regression.Recipe] | None = None,
+    recipes: Mapping[str, map_regression.Recipe] = RECIPES,
     largest: int | None = None,
     device: torch.device | str = "cpu",
     facts: dict[str, Any] | None = None,
@@ -152,15 +152,16 @@ def run(
         networks: Number of hidden layers and width of each network.
         recipes: Recipes of the MAP estimates by data set.
         largest: Largest number of weights of a subnetwork.
+
+    Raises:
+        ValueError: If the folder has results with other settings.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "uci.jsonl"
+    settings = {"networks": list(networks), "largest": largest, "prior_precisions": PRIOR_PRECISIONS}
+    about = {"settings": settings, "recipes": {name: asdict(recipe) for name, recipe in recipes.items()}}
+    records.begin_run(folder / "uci.json", about, facts)
     outcomes = read(path)
     done = {tuple(outcome[key] for key in KEY_COLUMNS) for outcome in outcomes}
-    by_name = recipes or {table_.name: RECIPES.get(table_.name, RECIPE) for table_ in tables}
-    settings = {"networks": list(networks), "largest": largest, "prior_precisions": PRIOR_PRECISIONS}
-    recipe_facts = {name: asdict(recipe) for name, recipe in by_name.items()}
-    records.write(folder / "uci.json", {**(facts or {}), "settings": settings, "recipes": recipe_facts})
     for table_ in tables:
         for kind in kinds:
             every = table_.splits if kind == "standard" else table_.gap_splits
@@ -175,7 +176,7 @@ def run(
                         index=index,
                         network=network,
                         networks=networks,
-                        recipe=by_name[table_.name],
+                        recipe=recipes[table_.name],
                         largest=largest,
                         device=device,
                     )

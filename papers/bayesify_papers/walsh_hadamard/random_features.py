@@ -225,14 +225,15 @@ def run(
     keys = [field.name for field in fields(Job)]
     known: set[tuple[Any, ...]] = set()
     rows: list[dict[str, Any]] = []
-    for source in (path, *merge):
-        stored = records.read_run(source, {"training": asdict(training)}).get("rows", [])
+    settings = {"training": asdict(training)}
+    content = records.begin_run(path, settings, facts, rows=[])
+    for stored in (content["rows"], *(records.read_run(source, settings).get("rows", []) for source in merge)):
         new = [row for row in stored if tuple(row[key] for key in keys) not in known]
         known |= {tuple(row[key] for key in keys) for row in new}
         rows += new
 
     def store() -> None:
-        records.write(path, {**(facts or {}), "training": asdict(training), "rows": rows})
+        records.write(path, {**content, "rows": rows})
 
     if merge:
         store()

@@ -312,8 +312,9 @@ def run_stored(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path, checkpoint = folder / f"{stem}.jsonl", folder / f"{stem}.safetensors"
+    record = path.with_suffix(".json")
+    content = records.begin_run(record, about, {**(facts or {}), "dataset": network["dataset"]})
     if path.is_file():
-        records.read_run(path.with_suffix(".json"), about)
         return records.read_lines(path)
 
     def report(step: int, seconds: float) -> None:
@@ -324,8 +325,7 @@ def run_stored(
         {**network, "split": index, **{key: round(value, 6) for key, value in one.items()}}
         for index, one in enumerate(scores)
     ]
-    content = {**(facts or {}), "dataset": network["dataset"], **about, "processor_seconds": round(seconds, 1)}
-    records.write(path.with_suffix(".json"), content)
+    records.write(record, {**content, "processor_seconds": round(seconds, 1)})
     records.write_lines(path, outcomes)
     for used in (checkpoint, *folder.glob(split_checkpoint(checkpoint, "*").name)):
         used.unlink(missing_ok=True)

@@ -224,6 +224,12 @@ def test_ablation_changes_one_thing_at_a_time():
     assert len(settings) == len(set(settings))
 
 
+def test_ablation_refuses_sizes_by_stage(capsys):
+    with pytest.raises(SystemExit):
+        ablation.main(["--inducing-by-stage", "8,8,8,8"])
+    assert "leave it out" in capsys.readouterr().err
+
+
 def test_ablation_averages_over_seeds():
     planned = ablation.jobs(Recipe(), (16,), Source(SYNTHETIC), "cpu", 2)
     scores = {"nll": 0.3, "ece": 0.02, "brier": 0.1, "train_seconds": 1.0, "parameters": 5}
