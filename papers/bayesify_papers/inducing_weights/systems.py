@@ -25,6 +25,10 @@ SPREAD_NAMES = ("raw_lambda", "raw_std")
 """Parameters of a posterior's spread. They take steps in log space and grow by several e-folds, so a short training run needs a
 higher learning rate for them."""
 
+LAMBDA_RATE, STD_RATE = 1e-2, 1e3
+"""Learning rates of SGD for lambda and the standard deviations of U. The gradient of a standard deviation is divided by the number
+of images."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -62,8 +66,9 @@ class Recipe:
         point_learning_rate: Learning rate of this SGD.
         point_weight_decay: Weight decay of this SGD.
         inducing_optimizer: Optimizer of networks with inducing weights: Adam, or SGD with Nesterov's momentum; see
-            `make_inducing_sgd`, which gives `inducing_learning_rate` and `spread_learning_rate` another meaning.
-        lambda_learning_rate: Learning rate of lambda if the inducing weights are trained by SGD.
+            `make_inducing_sgd`.
+        u_learning_rate: Learning rate of this SGD for U.
+        z_learning_rate: Learning rate of this SGD for Z.
         ivon_learning_rate: Peak learning rate of IVON. It rises for a twentieth of the run and falls to zero along a cosine.
         ivon_curvature: Initial curvature of IVON.
         ivon_weight_decay: Prior precision of IVON divided by the number of training images.
@@ -101,7 +106,8 @@ class Recipe:
     point_learning_rate: float = 0.1
     point_weight_decay: float = 5e-4
     inducing_optimizer: Literal["adam", "sgd"] = "adam"
-    lambda_learning_rate: float = 1e-2
+    u_learning_rate: float = 5.0
+    z_learning_rate: float = 0.1
     ivon_learning_rate: float = 0.2
     ivon_curvature: float = 0.5
     ivon_weight_decay: float = 2e-4
@@ -351,21 +357,19 @@ def make_optimizer(system: System, bnn: BayesianNetwork, recipe: Recipe) -> torc
 def make_inducing_sgd(bnn: BayesianNetwork, recipe: Recipe) -> torch.optim.Optimizer:
     """SGD with Nesterov's momentum for a network with inducing weights.
 
-    `inducing_learning_rate` is the rate of U and Z. Z has the weight decay for which the rate times the decay is that of the
-    deterministic network. This product determines by which angle a step turns a weight before a BatchNorm layer. U has no weight
-    decay, because its KL already has this effect. `spread_learning_rate` is the rate of the standard deviations of U.
+    Z has the weight decay for which the rate times the decay is that of the deterministic network. This product determines by
+    which angle a step turns a weight before a BatchNorm layer. U has no weight decay, because its KL already has this effect.
     All other parameters have the settings of the deterministic network, and D has no weight decay.
     """
     rate, decay = recipe.point_learning_rate, recipe.point_weight_decay
+    z = recipe.z_learning_rate, rate * decay / recipe.z_learning_rate
     settings = {
-        "raw_lambda": (recipe.lambda_learning_rate, 0.0),
-        "raw_std": (recipe.spread_learning_rate, 0.0),
+        "raw_lambda": (LAMBDA_RATE, 0.0),
+        "raw_std": (STD_RATE, 0.0),
         "raw_d_row": (rate, 0.0),
         "raw_d_col": (rate, 0.0),
-        **dict.fromkeys(
-            ("z_row", "z_col"), (recipe.inducing_learning_rate, rate * decay / recipe.inducing_learning_rate)
-        ),
-        **dict.fromkeys(("location", "value"), (recipe.inducing_learning_rate, 0.0)),
+        **dict.fromkeys(("z_row", "z_col"), z),
+        **dict.fromkeys(("location", "value"), (recipe.u_learning_rate, 0.0)),
     }
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in bnn.named_parameters():

@@ -147,9 +147,7 @@ def test_spreads_have_their_own_learning_rate():
 
 def test_sgd_turns_z_as_fast_as_weights_of_the_deterministic_network():
     """The angle of a step before BatchNorm depends on the learning rate times the weight decay."""
-    recipe = replace(
-        classification.SMOKE, inducing_optimizer="sgd", inducing_learning_rate=8.0, spread_learning_rate=0.7
-    )
+    recipe = replace(classification.SMOKE, inducing_optimizer="sgd", u_learning_rate=8.0, z_learning_rate=0.3)
     for name in ("ffg_u", "ensemble_u"):
         bnn = bayesianize(recipe.network(1, 3), SYSTEMS[name].posterior(recipe), likelihood=Categorical())
         groups = make_optimizer(SYSTEMS[name], bnn, recipe).param_groups
@@ -161,13 +159,13 @@ def test_sgd_turns_z_as_fast_as_weights_of_the_deterministic_network():
                 assert rate * decay == pytest.approx(recipe.point_learning_rate * recipe.point_weight_decay)
             elif key.startswith("posteriors."):
                 assert decay == 0
-                assert rate == {"location": 8, "value": 8, "raw_std": 0.7, "raw_lambda": 0.01}.get(
+                assert rate == {"location": 8, "value": 8, "raw_std": 1e3, "raw_lambda": 0.01}.get(
                     key.split(".")[-1], 0.1
                 )
             else:
                 assert (rate, decay) == (recipe.point_learning_rate, recipe.point_weight_decay)
     given = ImageProblem(classification.SMOKE_SOURCE, "cpu")
-    _, history = train(SYSTEMS["ffg_u"], replace(recipe, inducing_learning_rate=0.1, epochs=3), given, 0)
+    _, history = train(SYSTEMS["ffg_u"], replace(recipe, u_learning_rate=0.1, epochs=3), given, 0)
     assert history[-1]["nll"] < history[0]["nll"]
 
 
