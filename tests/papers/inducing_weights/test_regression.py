@@ -30,6 +30,9 @@ def test_prior_is_four_over_the_root_of_the_inputs():
     std = regression.make("FFG-W", 0).prior.draw(1).std
     assert std["0.weight"] == std["0.bias"] == 4.0
     assert std["2.weight"] == std["2.bias"] == pytest.approx(4 / 50**0.5)
+    std = regression.make("FCG-W", 0, count_bias=True).prior.draw(1).std
+    assert std["0.weight"] == std["0.bias"] == pytest.approx(4 / 2**0.5)
+    assert std["2.weight"] == std["2.bias"] == pytest.approx(4 / 51**0.5)
 
 
 @pytest.mark.slow
