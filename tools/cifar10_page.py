@@ -34,6 +34,8 @@ ACCURACY, NLL = (94.0, 97.0), (0.095, 0.215)
 """Ranges of the axes. Rows outside these ranges are named below the plot."""
 PIXELS_PER_ROOT_MILLION = 1.8
 """Radius of the point of a network with a million parameters. The area of a point is proportional to the number of parameters."""
+SETTINGS = ("ResNet-50", "ResNet-18", "ResNet-18 (360 epochs)", "ResNet-18 (40 epochs)")
+"""Settings of claims about CIFAR-10. The setting of some claims is such a name in parentheses after a score."""
 LETTER_WIDTH, LETTER_HEIGHT = 6.6, 12.0
 OURS, OTHERS = "#1f5fbf", ("#8a8f98", "#b3742a")
 
@@ -112,17 +114,20 @@ def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
         number(scale * found[key], digits) + (f" ± {number(scale * errors[key], digits)}" if errors[key] else "")
         for key, scale, digits in kinds
     ]
-    size = runs[0]["parameters"][system]
-    settings, title = runs[0]["settings"], (SYSTEMS | BASELINES)[system].title
-    if system in ("ffg_u", "ensemble_u") and settings["inducing"] != 64:
-        title += f" (M = {settings['inducing']})"
-    if settings.get("kl_weight", 1.0) != 1:
-        title += f" (KL weight {settings['kl_weight']})"
-    epochs = str(settings["epochs"])
+    size, settings = runs[0]["parameters"][system], runs[0]["settings"]
+    epochs, changes = str(settings["epochs"]), []
     if system == "swag":
         epochs = f"{epochs} + {settings['swag_epochs']}"
-    if settings.get("start_epochs") and system in ("ffg_u", "ensemble_u"):
-        title, epochs = f"{title} (deterministic start)", f"{settings['start_epochs']} + {epochs}"
+    if settings.get("kl_weight", 1.0) != 1:
+        changes.append(f"KL weight {settings['kl_weight']}")
+    if system in ("ffg_u", "ensemble_u"):
+        sizes = settings.get("inducing_by_stage") or settings["inducing"]
+        changes += [f"M = {sizes}"] * (sizes != 64)
+        changes += ["SGD"] * (settings.get("inducing_optimizer") == "sgd")
+        if settings.get("start_epochs"):
+            changes.append("deterministic start")
+            epochs = f"{settings['start_epochs']} + {epochs}"
+    title = (SYSTEMS | BASELINES)[system].title + (f" ({', '.join(changes)})" if changes else "")
     about = (title, network, str(len(runs)), f"{size:,}", epochs, *cells)
     return Point(
         f"{title}, {network}",
@@ -165,7 +170,7 @@ def _head() -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="system-ui, sans-serif" font-size="12" role="img">',
-        "<title>CIFAR-10: test accuracy against NLL; the area of a point is proportional to its number of parameters</title>",
+        "<title>CIFAR-10: test NLL against test accuracy; the area of a point is proportional to its number of parameters</title>",
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="8" fill="#ffffff"/>',
     ]
 
@@ -279,9 +284,7 @@ def filled(text: str) -> str:
         missing += [point.name for point in points if not point.inside]
     text = replaced(text, START.format("others"), END, "\n\n".join(blocks))
     outside = (
-        f"The published results {' and '.join(missing)} lie outside the axes."
-        if missing
-        else "No row lies outside the axes."
+        f"Results {' and '.join(missing)} lie outside the plot." if missing else "No result lies outside the plot."
     )
     text = replaced(text, START.format("outside"), END, outside)
     return replaced(text, START.format("claims"), END, _claims())
@@ -289,15 +292,19 @@ def filled(text: str) -> str:
 
 def _claims() -> str:
     """Rankings that Ritter et al. state for CIFAR-10, with our verdicts."""
-    own = [
-        one for one in status.load()["figures"] if " on CIFAR-10" in one["claim"] and one["paper"] == "inducing-weights"
-    ]
-    printed = {True: "yes", False: "no", None: ""}
-    rows = [
-        [one["claim"], one["figure"], status.VERDICTS[one["shown"]], printed[one["printed"]]]
-        for one in status.by_verdict(own)
-    ]
-    return table(["claim", "in the paper", "ours", "shown by the paper's own numbers"], rows)
+    rows: dict[str, dict[str, str]] = {}
+    for one in status.by_verdict(status.load()["figures"]):
+        if one["paper"] != "inducing-weights" or " on CIFAR-10" not in one["claim"] or not one["setting"]:
+            continue
+        setting = next(name for name in reversed(SETTINGS) if name in one["setting"])
+        score = one["setting"].removesuffix(f"({setting})").strip()
+        claim = one["title"] if score == setting else f"{one['title']} ({score})"
+        row = rows.setdefault(claim, {"in the paper": one["figure"]})
+        row[setting] = status.VERDICTS[one["shown"]]
+        if one["printed"] is not None:
+            row["the paper's own numbers"] = status.VERDICTS[one["printed"]]
+    header = ["in the paper", *SETTINGS, "the paper's own numbers"]
+    return table(["claim", *header], [[claim, *(row.get(key, "") for key in header)] for claim, row in rows.items()])
 
 
 if __name__ == "__main__":

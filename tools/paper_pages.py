@@ -121,9 +121,17 @@ def _cifar10(content: dict[str, Any]) -> str:
     header += [*CIFAR10_COLUMNS, "training NLL, last epoch"]
     return (
         f"{_source(content)}{table(header, rows)}\n\n"
-        f"All numbers are from one seed. {CIFAR10_NOTE.format('the first 500 test images')} Several systems were trained at the "
-        "same time on one GPU."
+        "All numbers are from one seed. The columns are as in the table above, but with the first 500 test images under "
+        "corruption. Several systems were trained at the same time on one GPU."
     )
+
+
+def _cifar10_scores(scores: dict[str, Any]) -> list[float]:
+    """The numbers of a row: accuracy, NLL, NLL at the best temperature, ECE, two AUROCs, and accuracy and ECE under corruption."""
+    test, worst = scores["test"], means_by_severity(scores["corrupted"])[5]
+    outside = [scores["ood"][name]["auroc_entropy"] for name in ("mnist", "fashion_mnist")]
+    clean = [100 * test["accuracy"], test["nll"], test["calibrated_nll"], 100 * test["ece"]]
+    return [*clean, *outside, 100 * worst["accuracy"], 100 * worst["ece"]]
 
 
 def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
@@ -133,33 +141,27 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     for system in sorted({name for content in contents for name in content["scores"]}, key=order.__getitem__):
         found = [content for content in contents if system in content["scores"]]
         commands.append(found[0]["command"])
-        tests = [content["scores"][system]["test"] for content in found]
         title, size = (SYSTEMS | BASELINES)[system].title, f"{found[0]['parameters'][system]:,}"
         epochs = str(found[0]["settings"]["epochs"])
         epochs += f" + {found[0]['settings']['swag_epochs']}" if system == "swag" else ""
-        keys = (("accuracy", 100, 2), ("nll", 1, 4), ("calibrated_nll", 1, 4), ("ece", 100, 2))
-        for content, test in zip(found, tests, strict=True):
-            cells = [number(factor * test[key], digits) for key, factor, digits in keys]
-            outside = [
-                number(content["scores"][system]["ood"][name]["auroc_entropy"]) for name in ("mnist", "fashion_mnist")
-            ]
-            worst = means_by_severity(content["scores"][system]["corrupted"])[5]
-            corrupted = [number(100 * worst[key], 1) for key in ("accuracy", "ece")]
-            rows.append([title, str(content["seed"]), size, epochs, *cells, *outside, *corrupted])
-        if len(tests) > 1:
-            means = [
-                number(factor * statistics.mean(test[key] for test in tests), digits) for key, factor, digits in keys
-            ]
-            rows.append([title, "mean", size, epochs, *means, "", "", "", ""])
+        numbers = [_cifar10_scores(content["scores"][system]) for content in found]
+        labels = [str(content["seed"]) for content in found]
+        if len(found) > 1:
+            numbers.append([statistics.mean(column) for column in zip(*numbers, strict=True)])
+            labels.append("mean")
+        for label, one in zip(labels, numbers, strict=True):
+            cells = [number(value, digits) for value, digits in zip(one, (2, 4, 4, 2, 3, 3, 1, 1), strict=True)]
+            rows.append([title, label, size, epochs, *cells])
     header = ["system", "seed", "parameters", "epochs", "accuracy %", "NLL", "NLL at the best temperature", "ECE %"]
     header += CIFAR10_COLUMNS
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
         f"{CIFAR10_NOTE.format('the first 1,000 test images')} The corruptions are Gaussian noise, shot noise, impulse "
-        "noise, Gaussian blur, contrast and brightness. In the table, the members of Ensemble-U started 0.001 apart; the command "
-        "below starts them 0.1 apart. The commands are for seed 0. For the other seeds, replace `--seed 0` by `--seed 1` or "
-        f"`--seed 2`, and leave out `swag`:\n\n{listed}"
+        "noise, Gaussian blur, contrast and brightness. \"200 + 20\" means 20 more epochs for SWAG. The noise around the common start "
+        "of the members of Ensemble-U has a standard deviation of 0.001 in the table and of 0.1 in the command below. The commands "
+        "are for seed 0. For seeds 1 and 2 of the deterministic network, last-layer Laplace and FFG-U, replace `--seed 0` and "
+        f"leave out `swag`:\n\n{listed}"
     )
 
 
