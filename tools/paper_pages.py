@@ -158,10 +158,10 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     return (
         f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
         f"{CIFAR10_NOTE.format('the first 1,000 test images')} The corruptions are Gaussian noise, shot noise, impulse "
-        "noise, Gaussian blur, contrast and brightness. \"200 + 20\" means 20 more epochs for SWAG. The noise around the common start "
-        "of the members of Ensemble-U has a standard deviation of 0.001 in the table and of 0.1 in the command below. The commands "
-        "are for seed 0. For seeds 1 and 2 of the deterministic network, last-layer Laplace and FFG-U, replace `--seed 0` and "
-        f"leave out `swag`:\n\n{listed}"
+        'noise, Gaussian blur, contrast and brightness. "200 + 20" means 20 more epochs for SWAG. The noise around the common '
+        "start of the members of Ensemble-U has a standard deviation of 0.001 in the table and of 0.1 in the command below. "
+        "The commands are for seed 0. For seeds 1 and 2 of the deterministic network, last-layer Laplace and FFG-U, replace "
+        f"`--seed 0` and leave out `swag`:\n\n{listed}"
     )
 
 
