@@ -29,7 +29,7 @@ RESULTS = ROOT / "papers" / "results" / "inducing_weights"
 PRINTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 START, END = "<!-- made: {} -->", "<!-- end -->"
 
-WIDTH, HEIGHT, MARGIN, BOTTOM = 880, 560, 56, 44
+WIDTH, HEIGHT, MARGIN, BOTTOM = 920, 700, 56, 44
 ACCURACY, NLL = (94.0, 97.0), (0.095, 0.215)
 """Ranges of the axes. Rows outside these ranges are named below the plot."""
 PIXELS_PER_ROOT_MILLION = 1.8
@@ -130,7 +130,7 @@ def _mean(network: str, system: str, runs: Sequence[dict[str, Any]]) -> Point:
     title = (SYSTEMS | BASELINES)[system].title + (f" ({', '.join(changes)})" if changes else "")
     about = (title, network, str(len(runs)), f"{size:,}", epochs, *cells)
     return Point(
-        f"{title}, {network}",
+        title if network == "ResNet-18" else f"{title}, {network.removeprefix('ResNet-18, ')}",
         100 * found["accuracy"],
         found["nll"],
         100 * found["ece"],
@@ -154,7 +154,7 @@ def drawing() -> str:
     groups = list(others())
     mine = [point for point in ours() if point.inside]
     printed = [point for *_, points in groups for point in points if point.inside]
-    key = [(OURS, "filled: bayesify")]
+    key = [(OURS, "filled: bayesify, ResNet-18 unless named")]
     key += [
         (color, f"{points[0].name} to {points[-1].name}: {title.partition(',')[0]}, as printed")
         for color, (title, _, points) in zip(OTHERS, groups, strict=True)

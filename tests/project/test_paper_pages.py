@@ -39,7 +39,7 @@ def test_the_plot_of_cifar10_takes_new_networks_and_no_held_out_images(tmp_path,
         (tmp_path / f"{name}.json").write_text(json.dumps({**stored, **more}))
     monkeypatch.setattr(cifar10_page, "RESULTS", tmp_path)
     assert [point.name for point in cifar10_page.ours()] == [
-        "FFG-U, ResNet-18",
+        "FFG-U",
         "FFG-U, ResNet-50",
     ]
     test = stored["scores"]["ffg_u"]["test"]
