@@ -108,6 +108,7 @@ def test_mixtures_of_one_network_take_the_same_members(first, second):
     weights = bnn.draw(30).weights
     sums = zip(weights["0.weight"].sum((1, 2)).tolist(), weights["1.weight"].sum((1, 2)).tolist(), strict=True)
     assert len({(round(a, 3), round(b, 3)) for a, b in sums}) == 3
+    assert not any(part.capturable for part in bnn.posteriors)  # a captured draw would not share its choice
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (3, 3), (2, 3), (2, 4), (4, 2)])

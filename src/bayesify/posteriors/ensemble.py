@@ -52,7 +52,7 @@ class Ensemble(Posterior):
     def __init__(self, members: Count = 5, init: Literal["reset", "network"] = "reset") -> None:
         super().__init__()
         self.members, self.init, self.starts_at_network = members, init, init == "network"
-        self.training_draws = self.num_networks = members
+        self.training_draws = self.num_networks = self.num_members = members
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Start each member at different weights."""

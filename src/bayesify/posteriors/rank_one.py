@@ -55,7 +55,8 @@ class RankOne(Posterior):
     ) -> None:
         super().__init__()
         self.components, self.init_std, self.factor_prior_std = components, init_std, factor_prior_std
-        self.training_draws, self.starts_wide = components, init_std is None
+        self.training_draws = self.num_members = components
+        self.starts_wide = init_std is None
 
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Set the initial shared weights to the network's weights, and the initial means of the factors to about 1."""
@@ -74,8 +75,9 @@ class RankOne(Posterior):
         self.col_mean, self.col_raw_std = factor(1)
 
     def bind_network(self, buffers: Mapping[str, Tensor], posteriors: Sequence[Posterior]) -> None:
-        """Draws are captured only if no other posterior may need the same component."""
-        self.capturable = self.components == 1 or len(posteriors) == 1
+        """Draws are not captured if another mixture may need the same component."""
+        if self.components > 1 and any(part.num_members > 1 for part in posteriors if part is not self):
+            self.capturable = False
 
     def draw(self, request: DrawRequest) -> tuple[dict[str, Tensor], Tensor]:
         """Draw the factors, and multiply the shared weights by them. Every component is drawn equally often."""

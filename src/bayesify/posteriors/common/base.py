@@ -63,8 +63,9 @@ class DrawRequest:
     def choose(self, num_members: int, device: torch.device) -> Tensor:
         """For each draw, the index of its member in a mixture, [S]; see `choose_members`.
 
-        All mixtures of a network with the same number of members use the same indices, so that draw s is one member of an
-        ensemble, no matter how many posteriors the ensemble consists of.
+        Mixtures of a network with the same number of members use the same indices, so that draw s is one member of an ensemble,
+        no matter how many posteriors the ensemble consists of. Mixtures of different sizes choose independently, except that
+        several `Ensemble` posteriors form networks together.
         """
         if num_members not in self.chosen:
             self.chosen[num_members] = choose_members(num_members, self.num_draws, self.noise, device)
@@ -142,6 +143,8 @@ class Posterior(nn.Module):
     """Whether a draw is a fixed sequence of operations on the device, so that a CUDA graph can capture it."""
     training_draws: int = 1
     """Default number of draws per step in `fit`."""
+    num_members: int = 1
+    """Number of members if the posterior is a mixture of members that all layers share."""
     local_reparameterization: bool = False
     """Whether noise differs between examples in the training objective."""
     looked: bool

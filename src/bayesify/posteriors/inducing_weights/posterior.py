@@ -127,6 +127,7 @@ class InducingWeights(Posterior):
         self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
         self.init_std, self.init_lambda = init_std, init_lambda
         self.shares_statistics = self.starts_at_network = self.init == "network"
+        self.num_members = members if q == "ensemble" else 1
         self.capturable = q != "ensemble" and not function_space_kl
 
     # -- making ----------------------------------------------------------------------------------------------------
