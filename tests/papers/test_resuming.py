@@ -85,9 +85,12 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(toy, "load", lambda name, *_: replace(points, name=name))
     monkeypatch.setattr(corruptions, "corrupt", lambda pictures, *_, **__: pictures)
     monkeypatch.setattr(rotated_mnist, "rotate", lambda pictures, _: pictures)
-    sources._images.cache_clear()
+    kept = sources._images, sources._outside, sources._scored
+    for cache in kept:
+        cache.cache_clear()
     yield
-    sources._images.cache_clear()
+    for cache in kept:
+        cache.cache_clear()
 
 
 @pytest.mark.parametrize("module", RESUMED)

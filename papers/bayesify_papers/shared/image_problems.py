@@ -31,6 +31,7 @@ class ImageProblem:
     def __init__(self, source: Source, device: str | torch.device, unit: bool = False) -> None:
         self.source, self.device = source, torch.device(device)
         data = source.images()
+        source.outside_images()  # a missing or damaged file is an error before training, not after it
         self.scale = unit_pixels if unit else Normalization(data.train_images)
         self.x = self.scale(data.train_images, self.device)  # [N, C, H, W]
         self.y = as_labels(data.train_labels).to(self.device)  # [N]

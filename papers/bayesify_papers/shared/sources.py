@@ -70,6 +70,10 @@ class Source:
         """
         return _images(self)
 
+    def outside_images(self) -> dict[str, np.ndarray]:
+        """Out-of-distribution images by the name of their set, uint8, with the size and the channels of the scored images."""
+        return _outside(self)
+
     def scored(self) -> dict[str, np.ndarray]:
         """All sets of images to predict, uint8, by name: `test`, `ood/...` and `corrupted/...`."""
         return _scored(self)
@@ -85,13 +89,18 @@ def _images(source: Source) -> images.Images:
 @lru_cache(maxsize=2)
 def _scored(source: Source) -> dict[str, np.ndarray]:
     pictures = source.images().test_images
-    sets = {"test": pictures}
-    for name in source.outside:
-        if name == NOISE:
-            sets[f"ood/{name}"] = noise(pictures)
-        else:
-            sets[f"ood/{name}"] = like(images.load(name, source.folder).test_images, pictures)
+    sets = {"test": pictures} | {f"ood/{name}": found for name, found in source.outside_images().items()}
     return sets | corrupted(pictures[: source.corrupted_images], source.kinds, source.severities)
+
+
+@lru_cache(maxsize=2)
+def _outside(source: Source) -> dict[str, np.ndarray]:
+    pictures = source.images().test_images
+
+    def load(name: str) -> np.ndarray:
+        return noise(pictures) if name == NOISE else like(images.load(name, source.folder).test_images, pictures)
+
+    return {name: load(name) for name in source.outside}
 
 
 def available(names: Sequence[str], folder: str | None) -> dict[str, np.ndarray]:

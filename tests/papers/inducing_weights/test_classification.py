@@ -255,6 +255,12 @@ def test_other_sets_take_the_shape_of_the_training_set():
     assert like.sum(dtype=np.int64) == 3 * small.sum(dtype=np.int64)
 
 
+def test_a_missing_set_is_an_error_before_training(tmp_path):
+    source = sources.Source(sources.SYNTHETIC, str(tmp_path), outside=("mnist",))
+    with pytest.raises(FileNotFoundError, match="mnist.npz"):
+        ImageProblem(source, "cpu")
+
+
 def test_normalization():
     pictures = np.random.default_rng(0).integers(0, 256, (20, 3, 6, 6), dtype=np.uint8)
     scaled = sources.Normalization(pictures)(pictures, torch.device("cpu"))
