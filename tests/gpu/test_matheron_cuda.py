@@ -36,7 +36,7 @@ def _kernels_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(NoiseSource, "by_kernel", lambda self, like: like.dtype == torch.float32)
 
 
-def network(kind: str) -> nn.Module:
+def network(kind: str, *more: nn.Module) -> nn.Module:
     """Matrices of one block and of several, with and without bias, of equal and other sizes, a lookup, smaller than U."""
     wide = 79 if INTERPRETED else 1327  # the bias is the last column that a kernel takes at a time
     net = nn.Sequential(
@@ -48,6 +48,7 @@ def network(kind: str) -> nn.Module:
         nn.Conv2d(8, 41, (4, 2), bias=False),
         nn.Embedding(40, 30),
         nn.Linear(4, 20),  # fewer columns of U than rows
+        *more,
     ).to(DEVICE)
     return net.bfloat16() if kind == "bfloat16" else net.to(memory_format=getattr(torch, kind))
 
@@ -75,11 +76,21 @@ SOME = [("contiguous_format", 1, False), ("channels_last", 3, True), ("bfloat16"
 
 @pytest.mark.parametrize(("kind", "num_draws", "antithetic"), SOME if INTERPRETED else EVERY)
 @pytest.mark.parametrize("size", [(10, 13)] if INTERPRETED else [(10, 13), (64, 64)])
+@pytest.mark.parametrize("balanced", [False, True])
 def test_draws_and_gradients(
-    kind: str, num_draws: int, antithetic: bool, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    num_draws: int,
+    antithetic: bool,
+    size: tuple[int, int],
+    balanced: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    net = network(kind)
-    bnn = bayesify.bayesianize(net, InducingWeights(*size), likelihood=likelihoods.Categorical(), prior=WideBias())
+    if balanced and kind != "channels_last":
+        pytest.skip("kernels draw balanced matrices with channels last only")
+    net = network(kind, *([nn.Conv2d(40, 20, (4, 2), bias=False), nn.Conv2d(9, 8, 3, bias=False)] if balanced else []))
+    posterior = InducingWeights(*size, balanced=balanced)
+    bnn = bayesify.bayesianize(net, posterior, likelihood=likelihoods.Categorical(), prior=WideBias())
+    assert any(weight.balanced for weight in bnn.posterior.weights) == balanced
     fused = results(bnn, num_draws, antithetic)
     with torch.no_grad():
         alone = bnn.draw(num_draws, generator=torch.Generator(DEVICE).manual_seed(3), antithetic=antithetic).weights
@@ -145,12 +156,14 @@ def test_a_draw_is_of_what_is_asked_for_now(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_kernels_do_not_draw_is_drawn_without_them() -> None:
-    """Transposed kernels, U that is larger than a program holds, weights of two types, no noise of W's size."""
+    """Transposed kernels, U that is larger than a program holds, weights of two types, no noise of W's size, and balanced
+    kernels without channels last."""
     transposed = nn.ConvTranspose2d(3, 4, 2).to(DEVICE)
     mixed = nn.Sequential(nn.Linear(5, 4).bfloat16(), nn.Linear(4, 3)).to(DEVICE)
     cases = [
         (transposed, InducingWeights(3, 3)),
         (nn.Linear(80, 70).to(DEVICE), InducingWeights(65, 5)),
+        (nn.Conv2d(8, 7, 3, bias=False).to(DEVICE), InducingWeights(2, 2, balanced=True)),
         (mixed, InducingWeights(2, 2)),
         (nn.Linear(8, 7).to(DEVICE), InducingWeights(2, 2, max_lambda=0.0)),
         (nn.Sequential(nn.Linear(8, 7), nn.Linear(7, 7)).to(DEVICE), InducingWeights(2, 2, shared=(2, 2))),

@@ -184,10 +184,14 @@ def test_caps_hold(kind):
     assert bnn.posterior.inducing[0].std().max() <= cap
 
 
-@pytest.mark.parametrize("options", [{}, {"whiten": False}, {"fit_to_layer": True}, {"q": "matrix"}, {"rows": 2}])
+@pytest.mark.parametrize(
+    "options", [{}, {"whiten": False}, {"fit_to_layer": True}, {"q": "matrix"}, {"rows": 2}, {"balanced": True}]
+)
 def test_start_from_a_network_is_its_best_low_rank_approximation(options):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Conv1d(1, 4, 3), nn.ConvTranspose1d(4, 2, 3)).double()
+    net = nn.Sequential(
+        nn.Linear(6, 8), nn.ReLU(), nn.Conv1d(1, 4, 3), nn.ConvTranspose1d(4, 2, 3), nn.Conv2d(6, 4, 3, bias=False)
+    ).double()
     wanted = {"rows": 4, "cols": 5, **options}
     bnn = bayesify.bayesianize(net, posteriors.InducingWeights(init="network", **wanted))
     values = {name: parameter.detach() for name, parameter in net.named_parameters()}
@@ -197,6 +201,62 @@ def test_start_from_a_network_is_its_best_low_rank_approximation(options):
         rank = min(wanted["rows"], wanted["cols"], len(s))
         best = p[:, :rank] @ torch.diag(s[:rank]) @ qt[:rank]
         torch.testing.assert_close(layer.to_matrix(means), best, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(6, 4, (3, 2), bias=False),
+        nn.Conv3d(6, 8, (2, 3, 2), bias=False, groups=2),
+        nn.ConvTranspose2d(8, 4, (3, 2), bias=False, groups=2),
+    ],
+    ids=lambda conv: type(conv).__name__,
+)
+@pytest.mark.parametrize("q", ["diagonal", "full", "ensemble"])
+def test_a_balanced_kernel_is_drawn_as_a_linear_layer_of_its_size(conv, q):
+    outputs, first = conv.out_channels, conv.kernel_size[0]
+    linear = nn.Linear(conv.weight.numel() // (outputs * first), outputs * first, bias=False)
+    prior, options = priors.Gaussian(0.7), {"rows": 5, "cols": 4, "q": q, "init": "random"}
+    bnn = trained(posteriors.InducingWeights(**options, balanced=True), conv.double(), prior)
+    expected = trained(posteriors.InducingWeights(**options), linear.double(), prior)
+    assert bnn.kl() == expected.kl()
+    groups, kernel = conv.groups, conv.kernel_size
+
+    def as_kernel(matrix: Tensor) -> Tensor:
+        """[*batch, c_out k_1, c_in/g k_2 ...] -> [*batch, c_out, c_in/g, k_1, k_2, ...], or as a transposed kernel."""
+        found = (
+            matrix.unflatten(-2, (outputs, first))
+            .unflatten(-1, (-1, *kernel[1:]))
+            .movedim(1 - len(kernel) - 2, -len(kernel))
+        )
+        if isinstance(conv, nn.ConvTranspose2d):
+            found = torch.cat([part.transpose(-3, -4) for part in found.chunk(groups, -4)], -4)
+        return found
+
+    draws, others = (one.draw(3, generator=torch.Generator().manual_seed(2)).weights for one in (bnn, expected))
+    torch.testing.assert_close(draws["weight"], as_kernel(others["weight"]), rtol=0, atol=0)
+    for found, wanted in zip(
+        (bnn.posterior.mean(), bnn.posterior.variance()),
+        (expected.posterior.mean(), expected.posterior.variance()),
+        strict=True,
+    ):
+        torch.testing.assert_close(found["weight"], as_kernel(wanted["weight"]), rtol=0, atol=0)
+
+
+def test_only_kernels_without_bias_that_become_smaller_are_balanced():
+    layers = {
+        "kernel": (nn.Conv2d(8, 8, 3, bias=False), (24, 24)),
+        "bias": (nn.Conv2d(8, 8, 3), (8, 73)),
+        "few inputs": (nn.Conv2d(3, 16, 3, bias=False), (16, 27)),
+        "depthwise": (nn.Conv2d(8, 8, 3, groups=8, bias=False), (8, 9)),
+        "one axis": (nn.Conv1d(8, 8, 3, bias=False), (8, 24)),
+        "one position": (nn.Conv2d(8, 8, 1, bias=False), (8, 8)),
+        "linear": (nn.Linear(8, 8, bias=False), (8, 8)),
+    }
+    net = nn.ModuleDict({name: layer for name, (layer, _) in layers.items()})
+    bnn = bayesify.bayesianize(net, posteriors.InducingWeights(4, 4, balanced=True))
+    found = {layer.name: (layer.rows, layer.cols) for layer in bnn.posterior.layers}
+    assert found == {name: size for name, (_, size) in layers.items()}
 
 
 @pytest.mark.parametrize("fit_to_layer", [True, False])
@@ -320,6 +380,7 @@ def test_layers_of_equal_size_are_drawn_as_if_alone():
         ({"shared": (0, 2)}, "shared=.*each entry an integer of at least 1"),
         ({"shared": (2, 2), "whiten": False}, "whiten"),
         ({"shared": (2, 2), "fit_to_layer": True}, "fit_to_layer"),
+        ({"balanced": True, "function_space_kl": True}, "balanced=False"),
     ],
 )
 def test_bad_options_are_refused_when_given(options, message):

@@ -18,12 +18,14 @@ def matrix_entry(weight: Weight, index: tuple[int, ...]) -> tuple[int, int]:
         return index[0], 0
     if weight.kind == "lookup":
         return index[1], index[0]
+    output, within, *kernel = index
+    inputs, sizes = weight.shape[1], weight.shape[2:]
     if weight.transposed:
-        c_in, c_out, *kernel = index
-        inputs, outputs = weight.shape[0] // weight.groups, weight.shape[1]
-        group, within = c_in // inputs, c_in % inputs
-        return group * outputs + c_out, flat_index((within, *kernel), (inputs, *weight.shape[2:]))
-    return index[0], flat_index(index[1:], tuple(weight.shape[1:]))
+        inputs = weight.shape[0] // weight.groups
+        output, within = index[0] // inputs * weight.shape[1] + index[1], index[0] % inputs
+    if weight.balanced:
+        return output * sizes[0] + kernel[0], flat_index((within, *kernel[1:]), (inputs, *sizes[1:]))
+    return output, flat_index((within, *kernel), (inputs, *sizes))
 
 
 def flat_index(index: tuple[int, ...], shape: tuple[int, ...]) -> int:

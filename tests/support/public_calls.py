@@ -531,6 +531,7 @@ CALLS: dict[str, Call] = {
     "posteriors.InducingWeights": of(
         posteriors.InducingWeights, rows=2, cols=2, q="diagonal", members=2, max_lambda=1.0, max_std=1.0, whiten=True,
         init="random", fit_to_layer=False, function_space_kl=False, shared=None, init_std=0.1, init_lambda=0.1,
+        balanced=True,
     ),
     "posteriors.KTied": of(posteriors.KTied, rank=2, init_std=0.1),
     "posteriors.LocalInducing": of(posteriors.LocalInducing, points=2, precision=1.0, kl_form="closed", init="random"),

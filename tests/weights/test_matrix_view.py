@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,10 +15,17 @@ from torch import Tensor, nn
 from bayesify.weights.catalog import Weight, catalog, group_layers
 
 
+def weights_of(case: Case) -> list[Weight]:
+    """The weights of a case's network, and its kernels balanced, too."""
+    found = list(catalog(case.network()).weights.values())
+    kernels = [weight for weight in found if weight.kind == "matrix" and len(weight.shape) > 3]
+    return [*found, *(replace(weight, balanced=True) for weight in kernels)]
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
 def test_views_are_inverse(case: Case, batch: tuple[int, ...]) -> None:
-    for weight in catalog(case.network()).weights.values():
+    for weight in weights_of(case):
         value = torch.randn((*batch, *weight.shape))
         matrix = weight.to_matrix(value)
         assert matrix.shape == (*batch, *weight.matrix_shape)
@@ -28,13 +36,12 @@ def test_views_are_inverse(case: Case, batch: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_view_entry_by_entry(case: Case) -> None:
-    found = catalog(case.network())
-    for weight in found.weights.values():
+    for weight in weights_of(case):
         value = torch.arange(float(weight.numel)).reshape(weight.shape)
         matrix = weight.to_matrix(value)
         for index in product(*(range(size) for size in weight.shape)):
             assert matrix[matrix_entry(weight, index)] == value[index]
-    for layer in group_layers(found.weights.values()):
+    for layer in group_layers(catalog(case.network()).weights.values()):
         values = {weight.name: torch.randn(weight.shape) for weight in layer.weights}
         matrix = layer.to_matrix(values)
         assert matrix.shape == (layer.rows, layer.cols)

@@ -65,16 +65,18 @@ class Matrix:
     ratio: float  # prior standard deviation of b divided by the prior standard deviation of W
     shape: tuple[int, int, int, int]  # d_out, d_in, M_r, M_c
     noise: tuple[int, int, int]
+    balanced: bool = False  # whether the first axis of a kernel belongs to the rows
 
     @property
     def positions(self) -> int:
-        """Number of kernel positions if W is stored with channels last in memory; otherwise 1."""
-        return positions_outside(*self.outputs[0])
+        """Number of kernel positions in a row if W is stored with channels last in memory; otherwise 1."""
+        return positions_outside(*self.outputs[0], self.balanced)
 
 
-def positions_outside(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
-    """Number of kernel positions if a weight of this size and stride is stored with channels last in memory; otherwise 1."""
-    return math.prod(size[2:]) if len(size) > 2 and stride[1] == 1 else 1
+def positions_outside(size: tuple[int, ...], stride: tuple[int, ...], balanced: bool) -> int:
+    """Number of kernel positions in a row of the matrix if a weight of this size and stride is stored with channels last in
+    memory; otherwise 1."""
+    return math.prod(size[2 + balanced :]) if len(size) > 2 and stride[1] == 1 else 1
 
 
 def _columns(rest: Tensor, count: int) -> Tensor:
@@ -267,7 +269,8 @@ class MatheronPlan:
 
     def reference(self, seed: Tensor, rows: Tensor, cols: Tensor, start: Tensor, size: Tensor) -> list[Tensor]:
         """The draws, computed matrix by matrix with operations that torch differentiates."""
-        halves = (self.num_draws + 1) // 2 if self.antithetic else self.num_draws
+        draws = self.num_draws
+        halves = (draws + 1) // 2 if self.antithetic else draws
         ends = (one.noise[0] + (halves - 1) * one.noise[1] + one.noise[2] * one.shape[0] for one in self.matrices)
         stream = kernel_normals(max(ends), seed)
         found = []
@@ -275,23 +278,26 @@ class MatheronPlan:
             d_out, d_in, m_r, m_c = one.shape
             first, step, length = one.noise
             half = stream.as_strided((halves, d_out, length), (step, length, 1), first)
-            noise = torch.stack([half, -half], 1).flatten(0, 1)[: self.num_draws] if self.antithetic else half
+            noise = torch.stack([half, -half], 1).flatten(0, 1)[:draws] if self.antithetic else half
             row, both = (
                 flat.as_strided((1, height, width), (0, place[at][1], 1), place[at][0])
                 for flat, height, width, place in zip(
                     (rows, cols), (m_r, m_c), (d_out, self.thin + d_in), self.places, strict=True
                 )
             )
-            begun = start[self.starts[at] : self.starts[at + 1]].view(1, self.num_draws, m_r, m_c)
+            begun = start[self.starts[at] : self.starts[at + 1]].view(1, draws, m_r, m_c)
             parts = both[..., self.thin :], begun, size[at].view(1, 1, 1, 1), both[..., :m_c]
             wide, thin = noise[None, ..., self.thin : self.thin + d_in], noise[None, ..., :m_c]
             drawn = draw_group(row, *parts, wide, thin)[0]  # [S, d_out, d_in]
             split = math.prod(one.outputs[0][0]) // d_out
             weight = drawn[..., :split].unflatten(-1, (one.positions, -1)).mT.flatten(-2)
             weight = weight.mT if one.lookup else weight
-            found.append(weight.reshape(self.num_draws, *one.outputs[0][0]))
+            if one.balanced:
+                c_out, c_in, *k = one.outputs[0][0]
+                weight = weight.reshape(draws, c_out, k[0], c_in, *k[1:]).transpose(2, 3)
+            found.append(weight.reshape(draws, *one.outputs[0][0]))
             if len(one.outputs) > 1:
-                found.append((drawn[..., split:] * one.ratio).reshape(self.num_draws, *one.outputs[1][0]))
+                found.append((drawn[..., split:] * one.ratio).reshape(draws, *one.outputs[1][0]))
         return found
 
 

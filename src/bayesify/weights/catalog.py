@@ -38,6 +38,7 @@ class Weight:
         aliases: Other names of the same tensor (tied weights).
         position: Index of the weight's layer among the layers that are linear maps, in the order of `named_modules()`.
         normalized: Whether a layer that normalizes by running statistics comes after this weight's layer in `named_modules()`.
+        balanced: Whether the first axis of a kernel belongs to the rows of the weight's matrix, not to the columns.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Weight:
     aliases: tuple[str, ...] = ()
     position: int = 0
     normalized: bool = False
+    balanced: bool = False
 
     @cached_property
     def numel(self) -> int:
@@ -68,12 +70,14 @@ class Weight:
         rows = self.shape[1] * self.groups if self.transposed else self.shape[0]
         if self.kind == "custom":  # for example [1, positions, width] with an axis for the batch
             rows = next((size for size in self.shape[:-2] if size != 1), self.shape[-2])
+        rows *= self.shape[2] if self.balanced else 1
         return (rows, self.numel // rows if rows else 0)
 
     def to_matrix(self, value: Tensor) -> Tensor:
         """View a weight as a matrix of outputs x inputs.
 
-        - A kernel `(c_out, c_in/g, *k)` becomes `c_out x (c_in/g * prod(k))`.
+        - A kernel `(c_out, c_in/g, *k)` becomes `c_out x (c_in/g * prod(k))`. If the weight is balanced, the kernel becomes
+          `(c_out * k[0]) x (c_in/g * prod(k[1:]))`.
         - In a transposed kernel `(c_in, c_out/g, *k)`, inputs and outputs are first exchanged within each group.
         - An embedding table is the matrix that multiplies a one-hot row.
         - A vector is one column.
@@ -93,6 +97,8 @@ class Weight:
             c_in, c_out, *k = self.shape
             grouped = value.reshape(*batch, self.groups, c_in // self.groups, c_out, *k)
             value = grouped.movedim(len(batch) + 2, len(batch) + 1)  # [*batch, g, c_out/g, c_in/g, *k]
+        if self.balanced:
+            value = value.movedim(2 - len(self.shape), 1 - len(self.shape))  # [*batch, c_out, k[0], c_in/g, *k[1:]]
         return value.reshape((*batch, *self.matrix_shape))
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
@@ -100,6 +106,10 @@ class Weight:
         batch = matrix.shape[:-2]
         if self.kind == "lookup":
             return matrix.transpose(-1, -2)
+        if self.balanced:
+            outer, inner, *k = self.shape
+            inputs = outer // self.groups if self.transposed else inner
+            matrix = matrix.reshape(*batch, -1, k[0], inputs, *k[1:]).movedim(-len(k) - 1, -len(k))
         if self.transposed:
             c_in, c_out, *k = self.shape
             grouped = matrix.reshape(*batch, self.groups, c_out, c_in // self.groups, *k)

@@ -108,7 +108,8 @@ def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayou
     """Noise of a group, [G, ..., d_in]. The columns of the noise are moved from the order in memory to the order of
     `Layer.to_matrix`."""
     weights = [layer.weights[0] for layer in group]
-    positions = [positions_outside(*strides_of(layout, weight.name, weight.shape)) for weight in weights]
+    places = [(*strides_of(layout, weight.name, weight.shape), weight.balanced) for weight in weights]
+    positions = [positions_outside(*place) for place in places]
     if max(positions) == 1:
         return noise
     found = []
@@ -124,19 +125,26 @@ def _in_matrix_order(noise: Tensor, group: Sequence[Layer], layout: NetworkLayou
 def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bool:
     """Whether kernels can draw all layers. `largest` is the larger of U's number of rows and its number of columns.
 
-    Each layer must have exactly one weight and at most one bias, all weights must have the same dtype, and U must be
-    small.
+    Each layer must have exactly one weight and at most one bias, each row of a weight's matrix must be contiguous in memory, all
+    weights must have the same dtype, and U must be small.
     """
     like = next(posterior.parameters())
     return (
         kernels_suit(request, like)
         and has_products(like.device)
         and largest <= MAX_INDUCING_SIZE
-        and all(len(layer.weights) <= 2 and not layer.weights[0].transposed for layer in posterior.layers)
+        and all(_is_plain(layer, request.layout) for layer in posterior.layers)
         and not len(request.prior.factor)
         and len({request.dtype(weight.name) for weight in posterior.weights}) == 1
         and request.num_draws * sum(weight.numel + ALIGNMENT_NUMBERS for weight in posterior.weights) < 2**31
     )
+
+
+def _is_plain(layer: Layer, layout: NetworkLayout | None) -> bool:
+    """Whether a layer has one weight and at most one bias, and the rows of the weight's matrix are contiguous in memory."""
+    weight, *others = layer.weights
+    contiguous = not weight.balanced or strides_of(layout, weight.name, weight.shape)[1][1] == 1
+    return len(others) <= 1 and not weight.transposed and contiguous
 
 
 def draw_by_kernels(
@@ -193,5 +201,6 @@ def _matrices(
             outputs = [strides_of(request.layout, weight.name, weight.shape) for weight in layer.weights]
             lookup = layer.weights[0].kind == "lookup"
             noise = (start + member * each * numbers, step * numbers, shape[-1])
-            found.append(Matrix(outputs, lookup, stds[-1] / stds[0], (layer.rows, layer.cols, *u), noise))
+            kind = (stds[-1] / stds[0], (layer.rows, layer.cols, *u), noise, layer.weights[0].balanced)
+            found.append(Matrix(outputs, lookup, *kind))
     return found

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Literal
 
@@ -28,6 +29,15 @@ from bayesify.weights.catalog import Layer
 
 def _layers(block: list[tuple[Layer, ...]]) -> Iterator[Layer]:
     return chain.from_iterable(block)
+
+
+def _balance(layer: Layer) -> Layer:
+    """The layer with the first axis of its kernel among the rows of its matrix, if this matrix has fewer rows and columns."""
+    weight, *others = layer.weights
+    if others or weight.kind != "matrix" or len(weight.shape) < 4:
+        return layer
+    made = replace(weight, balanced=True)
+    return Layer(layer.name, (made,)) if sum(made.matrix_shape) < sum(weight.matrix_shape) else layer
 
 
 class InducingWeights(Posterior):
@@ -73,10 +83,13 @@ class InducingWeights(Posterior):
             default, the noise of U and the noise of W given U are chosen so that W starts with a standard deviation of a tenth of
             the root mean square of the layer's weights, or less in layers before a BatchNorm layer.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
+        balanced: Whether the matrix of a kernel `(c_out, c_in, k_1, k_2)` is `c_out k_1 x c_in k_2` instead of `c_out x c_in k_1
+            k_2`, if it then has fewer rows and columns together. The layer then stores fewer numbers, or has a larger U with as
+            many numbers. Layers with a bias keep the usual matrix, which is the only one in the paper.
 
     Raises:
-        ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, or if `shared`
-            contradicts another argument.
+        ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, if `shared` contradicts another
+            argument, or if `balanced` and `function_space_kl` are both true.
     """
 
     name = "inducing"
@@ -102,11 +115,17 @@ class InducingWeights(Posterior):
         shared: tuple[Count, Count] | None = None,
         init_std: Positive | None = None,
         init_lambda: Positive | None = None,
+        balanced: bool = False,
     ) -> None:
         super().__init__()
         if max_std is not None and q != "diagonal":
             raise ValueError(
                 f"InducingWeights: max_std= applies only to q='diagonal', not to q={q!r}; leave max_std= out"
+            )
+        if balanced and function_space_kl:
+            raise ValueError(
+                "InducingWeights: function_space_kl= needs matrices with one column per input, but balanced=True changes "
+                "them; use balanced=False"
             )
         if shared is not None:
             if len(shared) != 2:
@@ -125,7 +144,7 @@ class InducingWeights(Posterior):
         self.init = init or ("network" if shared is None else "random")
         self.fit_to_layer, self.function_space_kl = fit_to_layer, function_space_kl
         self.shared = None if shared is None else (int(shared[0]), int(shared[1]))
-        self.init_std, self.init_lambda = init_std, init_lambda
+        self.init_std, self.init_lambda, self.balanced = init_std, init_lambda, balanced
         self.shares_statistics = self.starts_at_network = self.init == "network"
         self.num_members = members if q == "ensemble" else 1
         self.capturable = q != "ensemble" and not function_space_kl
@@ -135,6 +154,8 @@ class InducingWeights(Posterior):
     def build(self, values: Mapping[str, Tensor], modules: Mapping[str, nn.Module]) -> None:
         """Make the parameters. A block contains the layers whose U has the same size. Within a block, a group contains the layers
         of the same size."""
+        if self.balanced:
+            self.layers = tuple(map(_balance, self.layers))
         blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
             groups = blocks.setdefault(self._inducing_size(layer), {})
@@ -214,7 +235,7 @@ class InducingWeights(Posterior):
         families, augmented, draws = self._families(), self._augmented(), request.num_draws
         like, counted = augmented[0].raw_d_row, request.num_data if self.function_space_kl else None
         factors, scales, kl = self.cached(("draw", counted), lambda: self._shared_by_draws(draws, counted))
-        kernels = like.is_cuda and self.draws_by_kernels(request)
+        kernels = request.noise.by_kernel(like) and self.draws_by_kernels(request)
         seed = request.noise.seed(like.device) if kernels else None
         shapes = NoiseShapes(families, factors if self.max_lambda != 0 else [], self.cols, request, like)
         own, matheron = shapes.draw(request, like, self.blocks, seed)
