@@ -48,7 +48,8 @@ class Recipe:
         width: Number of channels of the first stage.
         bottleneck: Whether to use a ResNet-50, which ignores `depth`.
         inducing: Number M of rows, and also of columns, of U in every layer.
-        inducing_by_stage: M of the four stages, such as `"64,80,96,40"`; empty for `inducing` in all stages.
+        inducing_by_stage: M of the four stages, such as `"64,80,96,40"`; empty for `inducing` in all stages. A `b` before a size
+            stands for balanced matrices (see `InducingWeights`).
         max_lambda: Cap on lambda in FFG-U.
         max_std: Cap on the standard deviations of q(U) in FFG-U.
         ensemble_max_lambda: Cap on lambda in Ensemble-U.
@@ -118,9 +119,10 @@ class Recipe:
     start_epochs: int = 0
 
     def __post_init__(self) -> None:
-        if self.inducing_by_stage and not re.fullmatch(r"[1-9]\d*(,[1-9]\d*){3}", self.inducing_by_stage):
+        if self.inducing_by_stage and not re.fullmatch(r"b?[1-9]\d*(,b?[1-9]\d*){3}", self.inducing_by_stage):
             raise ValueError(
-                f"inducing_by_stage={self.inducing_by_stage!r} must have four positive numbers, such as '64,64,96,45'"
+                f"inducing_by_stage={self.inducing_by_stage!r} must have four positive numbers, such as '64,64,96,45' or "
+                "'64,b80,b96,b96'"
             )
 
     def changed(self, x: Tensor) -> Tensor:
@@ -178,14 +180,16 @@ class System:
 def _inducing(recipe: Recipe, max_lambda: float, **options: Any) -> Posterior | dict[str, Posterior]:
     options |= {"init": "network" if recipe.start_epochs else "random", "init_lambda": 1e-4, "fit_to_layer": False}
 
-    def of_size(size: int) -> Posterior:
-        return InducingWeights(size, size, max_lambda=max_lambda, **options)
+    def of_size(size: str) -> Posterior:
+        m = int(size.removeprefix("b"))
+        return InducingWeights(m, m, max_lambda=max_lambda, balanced=size.startswith("b"), **options)
 
+    others = str(recipe.inducing)
     if not recipe.inducing_by_stage:
-        return of_size(recipe.inducing)
-    sizes = enumerate(map(int, recipe.inducing_by_stage.split(",")), 1)
-    stages = {f"layer{stage}": of_size(size) for stage, size in sizes if size != recipe.inducing}
-    return {**stages, "*": of_size(recipe.inducing)}
+        return of_size(others)
+    sizes = enumerate(recipe.inducing_by_stage.split(","), 1)
+    stages = {f"layer{stage}": of_size(size) for stage, size in sizes if size != others}
+    return {**stages, "*": of_size(others)}
 
 
 def _inducing_gaussian(recipe: Recipe) -> Posterior | dict[str, Posterior]:

@@ -257,7 +257,7 @@ def test_other_sets_take_the_shape_of_the_training_set():
 
 def test_a_missing_set_is_an_error_before_training(tmp_path):
     source = sources.Source(sources.SYNTHETIC, str(tmp_path), outside=("mnist",))
-    with pytest.raises(FileNotFoundError, match="mnist.npz"):
+    with pytest.raises(FileNotFoundError, match=r"mnist\.npz"):
         ImageProblem(source, "cpu")
 
 
@@ -310,14 +310,16 @@ def test_what_an_interrupted_run_left_is_removed(tmp_path):
 
 
 def test_sizes_of_u_by_stage():
-    recipe = replace(classification.SMOKE, inducing=6, inducing_by_stage="6,8,5,3", start_epochs=1)
+    recipe = replace(classification.SMOKE, inducing=6, inducing_by_stage="6,8,b5,3", start_epochs=1)
     bnn = bayesianize(recipe.network(1, 3), SYSTEMS["ffg_u"].posterior(recipe), likelihood=Categorical())
     found = {layer.name: (part.rows, part.cols) for part in bnn.posteriors for layer in part.layers}
     sizes = {"layer2": 8, "layer3": 5, "layer4": 3}
     assert len(found) == 13
     assert found == {name: 2 * (sizes.get(name.split(".")[0], 6),) for name in found}
     assert all(part.init == "network" for part in bnn.posteriors)
-    for wrong in ("6,8", "6,8,5,3,6", "6,8,5,0", "6,8,5,x"):
+    balanced = {weight.name for part in bnn.posteriors for weight in part.weights if weight.balanced}
+    assert balanced == {f"layer3.0.conv{number}.weight" for number in (1, 2)}
+    for wrong in ("6,8", "6,8,5,3,6", "6,8,5,0", "6,8,5,x", "6,8,b,5"):
         with pytest.raises(ValueError, match="four positive numbers"):
             replace(recipe, inducing_by_stage=wrong)
 
