@@ -1,4 +1,4 @@
-"""Adam compared with SGD for a deterministic network and for FFG-U (narrow ResNet-18, small CIFAR-10).
+"""Training of FFG-U: Adam or SGD, usual or balanced matrices (narrow ResNet-18, small CIFAR-10).
 
     BAYESIFY_DATA=FOLDER python -m benchmarks.inducing_optimizers [--arms ...] [--seeds 0]
 
@@ -7,7 +7,8 @@ pixels, so that an arm takes about seven minutes on one core. The network has 16
 stage therefore has the same ratio of M to its channels as in the ResNet-18 with M = 64. The weight 0.03 of the KL divided by
 5,000 images is about as large as a weight of 0.3 divided by 50,000 images. Arms "after 15 epochs" start at a deterministic network
 that was trained by SGD for 15 of the 40 epochs. The learning rates of Adam are those of the recipe for CIFAR-10 and, for the
-deterministic network, 3e-3. `bayesify_papers.inducing_weights.systems.make_inducing_sgd` describes SGD for FFG-U.
+deterministic network, 3e-3. `bayesify_papers.inducing_weights.systems.make_inducing_sgd` describes SGD for FFG-U. Balanced arms
+have balanced matrices in the last three stages (see `InducingWeights`) and a larger M there, with at most as many numbers.
 """
 
 import sys
@@ -32,13 +33,16 @@ RECIPE = Recipe(
 ADAM = {"learning_rate": 5e-3, "inducing_learning_rate": 5e-3, "spread_learning_rate": 0.05}
 SGD = {"inducing_optimizer": "sgd"}
 START = {"start_epochs": 15, "epochs": 25, "point_optimizer": "sgd"}
+BALANCED = {"inducing_by_stage": "16,b18,b24,b24"}
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "deterministic, SGD": ("deterministic", {"point_optimizer": "sgd"}),
     "deterministic, Adam": ("deterministic", {"learning_rate": 3e-3}),
     "FFG-U, Adam": ("ffg_u", ADAM),
+    "FFG-U, Adam, balanced": ("ffg_u", ADAM | BALANCED),
     "FFG-U, SGD": ("ffg_u", SGD | {"u_learning_rate": 1.0, "z_learning_rate": 1.0}),
     "FFG-U after 15 epochs, Adam": ("ffg_u", START | ADAM),
     "FFG-U after 15 epochs, SGD": ("ffg_u", START | SGD),
+    "FFG-U after 15 epochs, SGD, balanced": ("ffg_u", START | SGD | BALANCED),
     "FFG-U after 15 epochs, SGD, rate of U 20": ("ffg_u", START | SGD | {"u_learning_rate": 20.0}),
 }
 """System and changes of the recipe by name."""

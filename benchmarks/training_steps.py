@@ -4,7 +4,8 @@
 
 A ResNet-18 is trained on random images with the recipe of docs/experiments/inducing-weights.md. `--together` starts several
 processes that train the first system at the same time. It shows what the NVIDIA multi-process service
-(`nvidia-cuda-mps-control -d`) gains if the service is started before the command.
+(`nvidia-cuda-mps-control -d`) gains if the service is started before the command. Kernels draw a U of at most 64 rows and columns;
+`--largest-u 128 --warps 8` measures whether they should draw a larger one.
 """
 
 import argparse
@@ -18,6 +19,8 @@ import torch
 from bayesify_papers.inducing_weights import systems
 from torch.profiler import ProfilerActivity, profile
 
+from bayesify.maths import fused_matheron
+from bayesify.posteriors.inducing_weights import noise
 from benchmarks.profiles import group_of, launched
 from benchmarks.timing import record
 
@@ -63,10 +66,9 @@ def alone(system: str, sizes: str) -> dict[str, Any]:
     }
 
 
-def together(system: str, sizes: str, count: int) -> list[float]:
+def together(count: int) -> list[float]:
     """Milliseconds per step of runs that train at the same time, each in its own process."""
-    options = ["--systems", system, "--inducing-by-stage", sizes, "--child"]
-    command = [sys.executable, "-m", "benchmarks.training_steps", *options]
+    command = [sys.executable, "-m", "benchmarks.training_steps", *sys.argv[1:], "--child"]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
     return [float(run.communicate()[0].split()[-1]) for run in runs]
 
@@ -76,15 +78,23 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", default=["deterministic", "ffg_u"], choices=systems.SYSTEMS)
     parser.add_argument("--inducing-by-stage", default="", help="rows and columns of U in the four stages")
     parser.add_argument("--together", type=int, default=0, metavar="N", help="train N networks at the same time")
+    parser.add_argument("--largest-u", type=int, help="largest rows and columns of U that kernels draw")
+    parser.add_argument("--warps", type=int, help="warps of the kernels of FFG-U")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    end = f" {chosen.inducing_by_stage}" if chosen.inducing_by_stage else ""
+    if chosen.largest_u:
+        noise.MAX_INDUCING_SIZE = chosen.largest_u
+        end += f", kernels up to {chosen.largest_u}"
+    if chosen.warps:
+        fused_matheron.OPTIONS["num_warps"] = chosen.warps
+        end += f", {chosen.warps} warps"
     sizes = chosen.inducing_by_stage
     if chosen.child:
         print(statistics.median(train(chosen.systems[0], sizes, 2 * EPOCHS)[1:]))
         return
-    end = f" {sizes}" if sizes else ""
     if chosen.together:
-        times = together(chosen.systems[0], sizes, chosen.together)
+        times = together(chosen.together)
         found: dict[str, Any] = {f"{chosen.systems[0]}{end} x {chosen.together}": {"ms": statistics.median(times)}}
     else:
         found = {f"{name}{end}": alone(name, sizes) for name in chosen.systems}
