@@ -65,7 +65,7 @@ class Matrix:
     ratio: float  # prior standard deviation of b divided by the prior standard deviation of W
     shape: tuple[int, int, int, int]  # d_out, d_in, M_r, M_c
     noise: tuple[int, int, int]
-    balanced: bool = False  # whether the first axis of a kernel belongs to the rows
+    balanced: bool = False  # whether a kernel's first axis of positions belongs to the rows
 
     @property
     def positions(self) -> int:

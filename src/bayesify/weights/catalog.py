@@ -38,7 +38,7 @@ class Weight:
         aliases: Other names of the same tensor (tied weights).
         position: Index of the weight's layer among the layers that are linear maps, in the order of `named_modules()`.
         normalized: Whether a layer that normalizes by running statistics comes after this weight's layer in `named_modules()`.
-        balanced: Whether the first axis of a kernel belongs to the rows of the weight's matrix, not to the columns.
+        balanced: Whether a kernel's first axis of positions belongs to the rows of the weight's matrix, not to the columns.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Weight:
 
     @cached_property
     def matrix_shape(self) -> tuple[int, int]:
-        """Rows (outputs) and columns (inputs) of the weight as a matrix. A vector is one column."""
+        """Rows (outputs) and columns (inputs) of the weight as a matrix; see `to_matrix`. A vector is one column."""
         if len(self.shape) <= 1:
             return (self.numel, 1)
         if self.kind == "lookup":
@@ -114,7 +114,8 @@ class Weight:
             c_in, c_out, *k = self.shape
             grouped = matrix.reshape(*batch, self.groups, c_out, c_in // self.groups, *k)
             matrix = grouped.movedim(len(batch) + 2, len(batch) + 1)
-        return matrix.reshape((*batch, *self.shape))  # a tuple, because a scalar has no sizes
+        value = matrix.reshape((*batch, *self.shape))  # a tuple, because a scalar has no sizes
+        return value.contiguous() if self.balanced or self.transposed else value  # networks may call `view`
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,12 @@ class Layer:
 
     @cached_property
     def rows(self) -> int:
-        """Number of rows of `[W b]`, which is the layer's number of outputs."""
+        """Number of rows of `[W b]`: the layer's number of outputs, or a multiple of it if the weight is balanced."""
         return self.weights[0].matrix_shape[0]
 
     @cached_property
     def cols(self) -> int:
-        """Number of columns of `[W b]`: the layer's number of inputs, plus 1 if it has a bias."""
+        """Number of columns of `[W b]`: the number of entries in a row of W, plus 1 if the layer has a bias."""
         return sum(weight.matrix_shape[1] for weight in self.weights)
 
     @cached_property
@@ -301,13 +302,21 @@ def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]
 
 
 def put_in(network: nn.Module, weights: Sequence[Weight], values: Mapping[str, Tensor]) -> None:
-    """Fill emptied slots with new parameters, in place. Tied names share one parameter."""
+    """Fill emptied slots with new parameters, in place. Tied names share one parameter. A parameter is contiguous, or has its
+    channels last in memory."""
     for weight in weights:
-        parameter = nn.Parameter(values[weight.name].detach().clone(memory_format=torch.preserve_format))
+        value = values[weight.name].detach()
+        kept = torch.preserve_format if has_channels_last(value) else torch.contiguous_format
+        parameter = nn.Parameter(value.clone(memory_format=kept))
         for name in (weight.name, *weight.aliases):
             owner, leaf = owner_of(network, name)
             owner._parameters[leaf] = parameter
     refresh_recurrent(network)
+
+
+def has_channels_last(value: Tensor) -> bool:
+    """Whether a kernel has its channels last in memory."""
+    return value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
 
 
 def owner_of(network: nn.Module, name: str) -> tuple[nn.Module, str]:

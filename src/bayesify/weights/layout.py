@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.maths.fused_draws import Place, Places
-from bayesify.weights.catalog import Weight, padding_rows
+from bayesify.weights.catalog import Weight, has_channels_last, padding_rows
 from bayesify.weights.structured import StructuredWeight
 
 
@@ -17,11 +17,7 @@ class NetworkLayout:
     def __init__(self, net: nn.Module, weights: list[Weight], values: Mapping[str, Tensor]) -> None:
         self._padding = padding_rows(net, weights)
         self.low_precision = {name: value.dtype for name, value in values.items() if value.dtype == torch.bfloat16}
-        self.channels_last = {
-            name
-            for name, value in values.items()
-            if value.ndim >= 4 and not value.is_contiguous() and value.stride(1) == 1
-        }
+        self.channels_last = {name for name, value in values.items() if has_channels_last(value)}
         self.set_units({})
 
     def set_units(self, units: dict[str, float]) -> None:

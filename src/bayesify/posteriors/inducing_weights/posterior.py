@@ -31,15 +31,6 @@ def _layers(block: list[tuple[Layer, ...]]) -> Iterator[Layer]:
     return chain.from_iterable(block)
 
 
-def _balance(layer: Layer) -> Layer:
-    """The layer with the first axis of its kernel among the rows of its matrix, if this matrix has fewer rows and columns."""
-    weight, *others = layer.weights
-    if others or weight.kind != "matrix" or len(weight.shape) < 4:
-        return layer
-    made = replace(weight, balanced=True)
-    return Layer(layer.name, (made,)) if sum(made.matrix_shape) < sum(weight.matrix_shape) else layer
-
-
 class InducingWeights(Posterior):
     r"""A posterior in which a small matrix U of inducing weights determines the distribution of each layer's weights (Ritter et
     al. 2021; FFG-U, FCG-U, Ensemble-U).
@@ -83,9 +74,10 @@ class InducingWeights(Posterior):
             default, the noise of U and the noise of W given U are chosen so that W starts with a standard deviation of a tenth of
             the root mean square of the layer's weights, or less in layers before a BatchNorm layer.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
-        balanced: Whether the matrix of a kernel `(c_out, c_in, k_1, k_2)` is `c_out k_1 x c_in k_2` instead of `c_out x c_in k_1
-            k_2`, if it then has fewer rows and columns together. The layer then stores fewer numbers, or has a larger U with as
-            many numbers. Layers with a bias keep the usual matrix, which is the only one in the paper.
+        balanced: Whether to choose between two matrices for each kernel `(c_out, c_in, k_1, k_2)`. The paper's matrix is `c_out x
+            c_in k_1 k_2`, and the balanced matrix is `c_out k_1 x c_in k_2`. The kernel has the matrix for which Z and U store
+            fewer numbers. Kernels with one axis of positions, and kernels whose bias has the same posterior, have the paper's
+            matrix. On a GPU, balanced matrices are drawn faster if the network has the memory format `torch.channels_last`.
 
     Raises:
         ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, if `shared` contradicts another
@@ -155,7 +147,7 @@ class InducingWeights(Posterior):
         """Make the parameters. A block contains the layers whose U has the same size. Within a block, a group contains the layers
         of the same size."""
         if self.balanced:
-            self.layers = tuple(map(_balance, self.layers))
+            self.layers = tuple(map(self._balanced, self.layers))
         blocks: dict[tuple[int, int], dict[tuple[int, int], list[Layer]]] = {}
         for layer in self.layers:
             groups = blocks.setdefault(self._inducing_size(layer), {})
@@ -182,6 +174,18 @@ class InducingWeights(Posterior):
             lambdas = self._lambdas([starts.RELATIVE_STD])
             self.augmentations.append(Augmentation([rows[None]], [cols[None]], self.max_lambda, lambdas))
             self.inducing.append(self._family(mean[None], [starts.RELATIVE_STD]))
+
+    def _balanced(self, layer: Layer) -> Layer:
+        """The layer with the balanced matrix of its kernel, if Z and U are then smaller."""
+        weight, *others = layer.weights
+        if others or weight.kind != "matrix" or len(weight.shape) < 4:
+            return layer
+
+        def numbers(one: Layer) -> int:
+            rows, cols = self._inducing_size(one)
+            return rows * one.rows + cols * one.cols + rows * cols
+
+        return min(layer, Layer(layer.name, (replace(weight, balanced=True),)), key=numbers)
 
     def _inducing_size(self, layer: Layer) -> tuple[int, int]:
         if self._fits_layers:
