@@ -39,10 +39,10 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= MALLOC_MMAP_THRESHOLD_=3355
 test: install
 	$(PYTEST)
 
-# Everything that needs no GPU, slow tests too, with the extras that are too large for `all`. Kernels of draws run by Triton's
-# interpreter where Triton is installed, which torch brings on x86-64.
+# Everything that needs no GPU, slow tests too, with the extras that are too large for `all` and with Triton, whose interpreter runs the
+# kernels of draws on the CPU. A build of torch without CUDA does not install it.
 test-all: install
-	$(PIP) -e '.[lora,botorch,dask,ray]'
+	$(PIP) -e '.[lora,botorch,dask,ray]' triton
 	$(PYTEST) -m 'not gpu'
 
 test-slow: install

@@ -117,7 +117,7 @@ def _grads(grads, row, i, j, draw, ratio, d_out, d_in, LOOKUPS: tl.constexpr):
         grad = tl.load(grads + _place(row, i, j, draw, False), mask=exist, other=0.0).to(tl.float32)
     place = grads + (_read(row, 15) + draw * _read(row, 17)) + i
     here = (tl.min(j, 0) <= width) & (tl.max(j, 0) >= width) & (width < d_in)
-    bias = ratio * tl.load(place, mask=(i < d_out) & here, other=0.0).to(tl.float32)
+    bias = ratio * tl.load(place, mask=i < tl.where(here, d_out, 0), other=0.0).to(tl.float32)
     return tl.where((j == width)[None, :], bias[:, None], grad)
 
 
