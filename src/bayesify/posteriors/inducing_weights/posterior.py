@@ -74,10 +74,11 @@ class InducingWeights(Posterior):
             default, the noise of U and the noise of W given U are chosen so that W starts with a standard deviation of a tenth of
             the root mean square of the layer's weights, or less in layers before a BatchNorm layer.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
-        balanced: Whether to choose between two matrices for each kernel `(c_out, c_in, k_1, k_2)`. The paper's matrix is `c_out x
-            c_in k_1 k_2`, and the balanced matrix is `c_out k_1 x c_in k_2`. The kernel has the matrix for which Z and U store
-            fewer numbers. Kernels with one axis of positions, and kernels whose bias has the same posterior, have the paper's
-            matrix. On a GPU, balanced matrices are drawn faster if the network has the memory format `torch.channels_last`.
+        balanced: Whether kernels may have a balanced matrix. The paper's matrix of a kernel `(c_out, c_in, k_1, k_2)` is `c_out x
+            c_in k_1 k_2`, and the balanced matrix is `c_out k_1 x c_in k_2`. Each kernel has the one of the two with the smaller
+            Z and U. A convolution with a bias has the paper's matrix, unless the bias has another posterior. A 1-d convolution
+            has it, too. On a GPU, balanced matrices are drawn by fast kernels only if the network has the memory format
+            `torch.channels_last`.
 
     Raises:
         ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, if `shared` contradicts another
