@@ -259,6 +259,17 @@ def test_only_kernels_without_bias_that_become_smaller_are_balanced():
     assert found == {name: size for name, (_, size) in layers.items()}
 
 
+@pytest.mark.parametrize("size", [(64, 64), (64, 16), (64, 8), (8, 64), (3, 3)], ids=str)
+@pytest.mark.parametrize("channels", [(64, 64), (21, 60), (256, 16)], ids=str)
+def test_balanced_matrices_never_store_more_numbers(channels, size):
+    def count(balanced: bool) -> int:
+        posterior = posteriors.InducingWeights(*size, q="ensemble", members=1, init="random", balanced=balanced)
+        bnn = bayesify.bayesianize(nn.Conv2d(*channels, 3, bias=False), posterior)
+        return sum(value.numel() for name, value in bnn.posterior.named_parameters() if "raw" not in name)
+
+    assert count(True) <= count(False)
+
+
 @pytest.mark.parametrize("fit_to_layer", [True, False])
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("q", ["diagonal", "matrix", "full", "ensemble"])

@@ -141,7 +141,7 @@ def kernels_draw(posterior: Posterior, request: DrawRequest, largest: int) -> bo
 
 
 def _is_plain(layer: Layer, layout: NetworkLayout | None) -> bool:
-    """Whether a layer has one weight and at most one bias, and the rows of the weight's matrix are contiguous in memory."""
+    """Whether a layer has one weight that is not transposed, at most one bias, and contiguous rows of the weight's matrix."""
     weight, *others = layer.weights
     contiguous = not weight.balanced or strides_of(layout, weight.name, weight.shape)[1][1] == 1
     return len(others) <= 1 and not weight.transposed and contiguous

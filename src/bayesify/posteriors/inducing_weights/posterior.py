@@ -76,8 +76,9 @@ class InducingWeights(Posterior):
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
         balanced: Whether kernels may have a balanced matrix. The paper's matrix of a kernel `(c_out, c_in, k_1, k_2)` is `c_out x
             c_in k_1 k_2`, and the balanced matrix is `c_out k_1 x c_in k_2`. Each kernel has the one of the two with the smaller
-            Z and U. A convolution with a bias has the paper's matrix, unless the bias has another posterior. A 1-d convolution
-            has it, too. On a GPU, balanced matrices are drawn by fast kernels only if the network has the memory format
+            Z and U. With the same U, a balanced matrix usually approximates a trained kernel worse, so U should be larger. A
+            convolution with a bias has the paper's matrix, unless the bias has another posterior. A 1-d convolution has it, too.
+            On a GPU, balanced matrices are drawn by fast kernels only if the network has the memory format
             `torch.channels_last`.
 
     Raises:
