@@ -1,9 +1,14 @@
 """What training asks of every posterior and every kind of leaf: gradients everywhere, a KL that is one."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
-from cases import CASES, Case, can_be_prior, convert, generator, targets
-from matrix import every_leaf, every_pair, every_posterior, most_pairs
+from cases import CASES, Case, can_be_prior, close, convert, generator, targets
+from matrix import every_leaf, every_pair, every_posterior, most_pairs, some_pairs
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from bayesify.posteriors import MeanField
 
@@ -84,3 +89,40 @@ def test_local_reparameterization_trains_every_leaf(case: Case) -> None:
     first, again = (bnn.elbo(case.batch(), targets(case), num_data=10, generator=generator(7)).item() for _ in range(2))
     if not case.training:
         assert first == again
+
+
+class Checkpointed(nn.Module):
+    """A network that runs again in the backward pass, unless `reentrant` is None."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.reentrant: bool | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.reentrant is None:
+            return self.inner(*args, **kwargs)
+        asks = torch.zeros((), requires_grad=True)  # the older way gives no gradients if no input asks for them
+        return checkpoint(lambda _: self.inner(*args, **kwargs), asks, use_reentrant=self.reentrant)
+
+
+@pytest.mark.filterwarnings("ignore:.*vmap refused the network")
+@pytest.mark.parametrize("reentrant", [False, True])
+@some_pairs
+def test_gradient_checkpointing_is_exact_or_refused(name: str, case: Case, reentrant: bool) -> None:
+    bnn = convert(name, replace(case, make=lambda: Checkpointed(case.make())))
+    assert isinstance(bnn.network, Checkpointed)
+
+    def gradients() -> dict[str, torch.Tensor]:
+        bnn.zero_grad()
+        bnn.elbo(case.batch(), targets(case), num_data=10, num_draws=2, generator=generator()).backward()
+        return {key: parameter.grad.clone() for key, parameter in bnn.named_parameters() if parameter.grad is not None}
+
+    expected = gradients()
+    bnn.network.reentrant = reentrant
+    try:
+        found = gradients()
+    except RuntimeError as error:
+        assert "turn it off" in str(error)  # noqa: PT017
+    else:
+        close(found, expected)

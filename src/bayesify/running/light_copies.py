@@ -8,12 +8,13 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.maths.torch_versions import has_global_hooks
+from bayesify.weights.catalog import owner_of
 
 HOOKS_OF_A_PASS = ("_forward_hooks", "_forward_pre_hooks")
 SLOTS = ("_parameters", "_buffers")
@@ -42,6 +43,33 @@ Places = tuple[list[str], list[tuple[dict[str, Any], str]]]
 """Names of parameters and buffers, and the location of each, which is a dict and a key."""
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 """A tuple of a module, its copy, and the initial attributes and children of the copy."""
+
+
+class EmptySlot:
+    """What the slot of a drawn weight holds outside of passes. Every use raises an error.
+
+    With `None` instead, a layer that runs again in the backward pass could silently compute without its bias or scale.
+    """
+
+    @classmethod
+    def _refuse(cls) -> NoReturn:
+        raise RuntimeError(
+            "a layer ran outside of a pass, when its drawn weights were gone. Gradient checkpointing (torch.utils.checkpoint) runs "
+            "layers again in the backward pass; turn it off (Hugging Face: model.gradient_checkpointing_disable()), or checkpoint "
+            "only layers without drawn weights. Smaller batches and fewer draws save memory too"
+        )
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> NoReturn:
+        cls._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+
+EMPTY = EmptySlot()
 
 
 class KnownModules:
@@ -95,7 +123,8 @@ class LightCopy:
 
     With `hooks=True`, hooks can be registered on the copy's modules. `owners` are the paths of the modules whose slots will be
     filled. If `owners` is given and `hooks` is false, some leaf modules are shared instead of copied: torch's own modules that
-    are not in `owners` and that a pass does not change.
+    are not in `owners` and that a pass does not change. `weights` are names of weights; the copy's empty slots of these names
+    contain an `EmptySlot`.
     """
 
     def __init__(
@@ -105,6 +134,7 @@ class LightCopy:
         evaluate: bool = False,
         hooks: bool = True,
         owners: Collection[str] | None = None,
+        weights: Collection[str] = (),
         known: KnownModules | None = None,
     ) -> None:
         self._known = known or KnownModules()
@@ -125,6 +155,10 @@ class LightCopy:
         self.root = self._copy(network, "")
         if self._owners is not None and len(self.owned) < len(self._owners):
             self._find_others(network, self._owners)
+        for name in weights:
+            owner, leaf = owner_of(self.root, name)
+            if leaf in owner._parameters and owner._parameters[leaf] is None:
+                owner._parameters[leaf] = EMPTY  # type: ignore[assignment]
 
     def _find_others(self, network: nn.Module, owners: Collection[str]) -> None:
         """Add the modules in `owners` that were found under another path, such as parts of shared modules.
@@ -338,7 +372,8 @@ class FreeCopies:
     use the same module as a key in every call. Each prediction uses a new copy.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, weights: Collection[str] = ()) -> None:
+        self._weights = weights
         self._free: dict[bool, list[LightCopy]] = {}
         self._missed = -1  # -1, because the first pass, which may be the only one, keeps no copy
         self.known = KnownModules()
@@ -354,7 +389,7 @@ class FreeCopies:
             if copied.is_current():
                 return copied
             self._missed += 1
-        copied = LightCopy(network, hooks=False, owners=owners, known=self.known)
+        copied = LightCopy(network, hooks=False, owners=owners, weights=self._weights, known=self.known)
         if 0 <= self._missed < MAX_MISSED_COPIES:
             copied.remember()
         return copied

@@ -128,12 +128,12 @@ class RunState:
     """
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
-        self.copies = FreeCopies()
         self._weights = weights
         self._decisions: Decisions | None = None
         self.aliases = {name: tuple(weight.aliases) for name, weight in weights.items() if weight.aliases}
-        names = [*weights, *(alias for aliases in self.aliases.values() for alias in aliases)]
-        self.owners = {name.rpartition(".")[0] for name in names}  # paths of the modules from which weights were taken
+        self.names = [*weights, *(alias for aliases in self.aliases.values() for alias in aliases)]
+        self.owners = {name.rpartition(".")[0] for name in self.names}  # paths of the modules that own the weights
+        self.copies = FreeCopies(self.names)
         self.numel = sum(weight.numel for weight in weights.values())
 
     def __reduce__(self) -> tuple[type[Self], tuple[Mapping[str, Weight]]]:
@@ -202,7 +202,8 @@ class Runner:
         if again:
             copied = copies.take(self.network, owners)
         else:
-            copied = LightCopy(self.network, evaluate=self.evaluate, hooks=hooks, owners=owners, known=copies.known)
+            options: dict[str, Any] = {"evaluate": self.evaluate, "hooks": hooks, "owners": owners}
+            copied = LightCopy(self.network, **options, weights=self.state.names, known=copies.known)
         if not copied.complete:
             with _SHARED, modes_kept(self.network.modules(), evaluate=self.evaluate):
                 yield Pass(self, None)
