@@ -27,20 +27,20 @@ from benchmarks.timing import record
 BATCH_SIZE, STEPS, EPOCHS, PROFILED_EPOCH = 256, 60, 6, 5
 
 
-def train(system: str, sizes: str, epochs: int, callback: Any = None) -> list[float]:
-    """Milliseconds per step of each epoch."""
+def train(system: str, changes: dict[str, str], epochs: int, callback: Any = None) -> list[float]:
+    """Milliseconds per step of each epoch, with changes of the recipe."""
     images = torch.randn(BATCH_SIZE * STEPS, 3, 32, 32, device="cuda")
     given: Any = SimpleNamespace(x=images, y=torch.randint(0, 10, (len(images),), device="cuda"), num_classes=10)
     recipe = systems.Recipe(
-        epochs, BATCH_SIZE, 5e-3, 5e-3, 0.05, depth=2, width=64, inducing_by_stage=sizes, augment=True, cutout=16,
-        schedule="one_cycle", point_optimizer="sgd", precision="bf16", kl_weight=0.5,
+        epochs, BATCH_SIZE, 5e-3, 5e-3, 0.05, depth=2, width=64, augment=True, cutout=16,
+        schedule="one_cycle", point_optimizer="sgd", precision="bf16", kl_weight=0.5, **changes,
     )  # fmt: skip
     callbacks = [callback] if callback else []
     _, history = systems.train(systems.SYSTEMS[system], recipe, given, 0, callbacks=callbacks)
     return [1e3 * row["seconds"] / STEPS for row in history]
 
 
-def alone(system: str, sizes: str) -> dict[str, Any]:
+def alone(system: str, changes: dict[str, str]) -> dict[str, Any]:
     """Milliseconds per step, and the milliseconds of its kernels by group."""
     trace = profile(activities=[ProfilerActivity.CUDA])
 
@@ -51,7 +51,7 @@ def alone(system: str, sizes: str) -> dict[str, Any]:
         elif history[-1]["epoch"] == PROFILED_EPOCH:
             trace.__exit__(None, None, None)
 
-    times = train(system, sizes, EPOCHS, watch)
+    times = train(system, changes, EPOCHS, watch)
     kernels = launched(trace)
     groups: dict[str, float] = {}
     for event in kernels:
@@ -77,27 +77,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="time of a training step of the CIFAR-10 recipe")
     parser.add_argument("--systems", nargs="+", default=["deterministic", "ffg_u"], choices=systems.SYSTEMS)
     parser.add_argument("--inducing-by-stage", default="", help="rows and columns of U in the four stages")
+    parser.add_argument("--inducing-optimizer", default="adam", choices=["adam", "sgd"], help="optimizer of FFG-U")
     parser.add_argument("--together", type=int, default=0, metavar="N", help="train N networks at the same time")
     parser.add_argument("--largest-u", type=int, help="largest rows and columns of U that kernels draw")
     parser.add_argument("--warps", type=int, help="warps of the kernels of FFG-U")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    changes = {"inducing_by_stage": chosen.inducing_by_stage, "inducing_optimizer": chosen.inducing_optimizer}
     end = f" {chosen.inducing_by_stage}" if chosen.inducing_by_stage else ""
+    end += ", SGD" if chosen.inducing_optimizer == "sgd" else ""
     if chosen.largest_u:
         noise.MAX_INDUCING_SIZE = chosen.largest_u
         end += f", kernels up to {chosen.largest_u}"
     if chosen.warps:
         fused_matheron.OPTIONS["num_warps"] = chosen.warps
         end += f", {chosen.warps} warps"
-    sizes = chosen.inducing_by_stage
     if chosen.child:
-        print(statistics.median(train(chosen.systems[0], sizes, 2 * EPOCHS)[1:]))
+        print(statistics.median(train(chosen.systems[0], changes, 2 * EPOCHS)[1:]))
         return
     if chosen.together:
         times = together(chosen.together)
         found: dict[str, Any] = {f"{chosen.systems[0]}{end} x {chosen.together}": {"ms": statistics.median(times)}}
     else:
-        found = {f"{name}{end}": alone(name, sizes) for name in chosen.systems}
+        found = {f"{name}{end}": alone(name, changes) for name in chosen.systems}
     record("training_steps_gpu", found, keep=True, digits=3, batch=BATCH_SIZE, network="ResNet-18, bfloat16")
 
 
