@@ -225,7 +225,7 @@ def test_mistakes_name_the_remedy():
         bayesianize_lora(network(), names=())
     with pytest.raises(ValueError, match=r"no weight of Linear is called \*lora_\*.*pip install .*'peft>="):
         bayesianize_lora(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="unfreeze it"):
+    with pytest.raises(ValueError, match="change this or drop the selector"):
         bayesianize_lora(copy.deepcopy(network()).requires_grad_(False))
     with pytest.raises(TypeError, match=r"model='gpt2'; give a torch.nn.Module"):
         bayesianize_lora("gpt2")

@@ -294,6 +294,18 @@ def test_kronecker_with_norms_and_embeddings_is_diagonal_there() -> None:
         torch.testing.assert_close(inside, torch.diag(diagonal.posterior.variances()[places[name]]))
 
 
+@pytest.mark.parametrize("covariance", ["full", "kronecker", "diagonal"])
+@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
+def test_what_a_table_does_to_its_gradients_changes_nothing(option: str, covariance: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(8, 2)).double()
+    batch = torch.tensor([[0, 0], [0, 1], [5, 4]]), torch.randn(3, 2, dtype=torch.float64)
+    plain = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], covariance=covariance)
+    setattr(net[0], option, True)
+    other = fitted(net, likelihoods.Gaussian(noise=0.5), [batch], covariance=covariance)
+    torch.testing.assert_close(other.covariance_matrix(), plain.covariance_matrix())
+
+
 class Functional(nn.Module):
     """A linear map whose layer is never called."""
 

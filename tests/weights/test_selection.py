@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import CASES, Tied
+from cases import CASES, POSTERIORS, Tied
 from torch import Tensor, nn
 
 import bayesify
@@ -151,8 +151,55 @@ def test_frozen_weights_stay() -> None:
     bnn = bayesify.bayesianize(net, "mean_field")
     row = next(row for row in bnn.summary().rows if row.name == "head.0.weight")
     assert row.remark == "frozen (requires_grad=False)"
-    with pytest.raises(ValueError, match=r"'head.0.weight' matches only head.0.weight: frozen.*; unfreeze it"):
+    with pytest.raises(ValueError, match=r"'head.0.weight' matches only head.0.weight: frozen.*; change this"):
         taken({"head.0.weight": "mean_field"}, net)
+
+
+class Words(nn.Module):
+    """A table of words, alone or in a bag, before a linear layer."""
+
+    def __init__(self, kind: type[nn.Module], **options: Any) -> None:
+        super().__init__()
+        self.table = kind(6, 4, **options)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        found = self.table(words)
+        return self.head(found.mean(1) if found.ndim == 3 else found)
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_table_that_changes_in_every_pass_stays_and_trains_as_before(kind: type[nn.Module]) -> None:
+    net = Words(kind, max_norm=0.1)
+    assert set(taken("mean_field", net)) == {"head.weight", "head.bias"}
+    with pytest.raises(ValueError, match=r"'table' matches only table.weight: .* max_norm= .*; change this"):
+        taken({"table": "mean_field"}, net)
+    bnn = bayesify.bayesianize(net, "mean_field", likelihood="gaussian")
+    words = torch.arange(6).reshape(3, 2)
+    bnn.elbo(words, torch.zeros(3, 2), num_data=3, num_draws=2).backward()
+    table = bnn.network.table.weight
+    assert bool((table.norm(dim=1) <= 0.1001).all())
+    assert bool(table.grad.any(dim=1).all())
+    tied = nn.ModuleDict({"out": nn.Linear(4, 6), "table": net.table})
+    tied.out.weight = tied.table.weight
+    assert set(taken("mean_field", tied)) == {"out.bias"}
+
+
+@pytest.mark.parametrize("name", [name for name in POSTERIORS if not name.endswith("l_inducing")])  # those need points
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_the_gradient_of_a_table_is_dense_and_that_of_the_objective(kind: type[nn.Module], name: str) -> None:
+    net, words = Words(kind), torch.tensor([[0, 0], [0, 1], [5, 4]])
+    gradients = []
+    for odd in (False, True):
+        torch.manual_seed(0)
+        net.table.sparse = net.table.scale_grad_by_freq = odd
+        bnn = bayesify.bayesianize(net, name, likelihood="gaussian")
+        generator = torch.Generator().manual_seed(0)
+        bnn.elbo(words, torch.zeros(3, 2), num_data=3, num_draws=2, generator=generator).backward()
+        gradients.append([parameter.grad for parameter in bnn.parameters() if parameter.grad is not None])
+        assert net.table.sparse == net.table.scale_grad_by_freq == odd
+    for dense, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(dense, other)
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -200,7 +247,7 @@ def test_selectors_that_mean_nothing(selector: Any) -> None:
 def test_networks_without_weights() -> None:
     with pytest.raises(ValueError, match=r"ReLU has no parameters; give a network with at least one weight"):
         bayesify.bayesianize(nn.ReLU(), "mean_field")
-    with pytest.raises(ValueError, match=r"every parameter is frozen; set requires_grad"):
+    with pytest.raises(ValueError, match=r"no parameter can get a posterior; .*: frozen"):
         bayesify.bayesianize(nn.Linear(2, 2).requires_grad_(False), "mean_field")
     with pytest.raises(ValueError, match=r"only normalization layers have weights here; name them"):
         bayesify.bayesianize(nn.Sequential(nn.LayerNorm(3), nn.BatchNorm1d(3)), "mean_field")

@@ -84,7 +84,7 @@ from bayesify.running.runner import Runner
 from bayesify.storage.serializers import register_predictor
 from bayesify.training.batches import BatchReader, cut, parse_batch, total_count
 from bayesify.training.rules import labels_as_numbers, learned_little, probabilities_as_logits
-from bayesify.weights.catalog import Weight, catalog, padding_entries
+from bayesify.weights.catalog import Weight, catalog, make_gradients_plain, padding_entries
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed
 
 Method = Literal["closed_form", "linearized_mc", "network_mc"]
@@ -250,7 +250,7 @@ class Laplace(Drawable):
         known = catalog(net)
         self.weights = _check_weights(net, known.trainable)
         self._frozen = tuple(known.refused)
-        self.network = copy_network(net, "Laplace").requires_grad_(False)
+        self.network = copy_network(net, "Laplace").requires_grad_(False).apply(make_gradients_plain)
         reference = self.network.get_parameter(next(iter(self.weights)))
         self.likelihood = copy.deepcopy(made).to(reference.device)
         self._finds_noise = isinstance(made, Gaussian) and not made.is_settled

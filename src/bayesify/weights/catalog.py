@@ -161,7 +161,8 @@ class Layer:
 class Catalog:
     """All weights of a network, under their first names and in the order of `named_parameters()`.
 
-    `refused` maps the name of each parameter that must stay a point estimate to the reason (frozen, or not floating point).
+    `refused` maps the name of each parameter that must stay a point estimate to the reason: it is frozen or not floating point, or
+    it is the table of an embedding with `max_norm`.
     """
 
     weights: dict[str, Weight] = field(default_factory=dict)
@@ -204,7 +205,13 @@ def catalog(network: nn.Module) -> Catalog:
             found.refused[name] = f"{tensor.dtype} is not a real floating-point type"
         elif not tensor.requires_grad:
             found.refused[name] = "frozen (requires_grad=False)"
+        elif any(_changes_in_passes(owner_of(network, one)[0]) for one in (name, *aliases)):
+            found.refused[name] = "an embedding with max_norm= changes its rows in every pass"
     return found
+
+
+def _changes_in_passes(owner: nn.Module) -> bool:
+    return isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.max_norm is not None
 
 
 def _check_functions(network: nn.Module) -> None:
@@ -289,7 +296,7 @@ def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]
     """Empty the slots of weights in a network, in place, and return the weights' values.
 
     An emptied slot contains `None`, so a network without its posterior raises an error. The slot's name stays registered, because
-    printing, pickling and copying need it.
+    printing, pickling and copying need it. Gradients of tables become plain (see `make_gradients_plain`).
     """
     values = {}
     for weight in weights:
@@ -297,8 +304,16 @@ def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]
         for name in (weight.name, *weight.aliases):
             owner, leaf = owner_of(network, name)
             owner._parameters[leaf] = None
+            make_gradients_plain(owner)
     refresh_recurrent(network)
     return values
+
+
+def make_gradients_plain(module: nn.Module) -> None:
+    """Turn off, in place, what embeddings do to the gradients of their tables: gradients are then dense (`sparse`), and those of
+    the objective (`scale_grad_by_freq`)."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        module.sparse = module.scale_grad_by_freq = False
 
 
 def put_in(network: nn.Module, weights: Sequence[Weight], values: Mapping[str, Tensor]) -> None:

@@ -89,12 +89,13 @@ def _why_empty(
         kinds = {weight.kind for weight in catalog.trainable.values()}
         if kinds == {"norm"}:
             return "bayesianize: only normalization layers have weights here; name them in a selector to include them"
-        return "bayesianize: every parameter is frozen; set requires_grad on the parameters that should be Bayesian"
+        name, reason = next(iter(catalog.refused.items()))
+        return f"bayesianize: no parameter can get a posterior; {name}: {reason}; change this for one parameter or more"
     if not matched:
         known = dict.fromkeys([*filter(None, modules), *catalog.weights, *(type(m).__name__ for m in modules.values())])
         return f"bayesianize: selector {label!r} matches no weight; {suggest(str(label), known)}"
     refused = [name for name in matched if name in catalog.refused]
     if len(refused) == len(matched):
         reason = catalog.refused[refused[0]]
-        return f"bayesianize: selector {label!r} matches only {refused[0]}: {reason}; unfreeze it or drop the selector"
+        return f"bayesianize: selector {label!r} matches only {refused[0]}: {reason}; change this or drop the selector"
     return f"bayesianize: selector {label!r} gets no weight, because earlier selectors took them all; put it first or drop it"
