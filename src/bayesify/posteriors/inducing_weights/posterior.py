@@ -75,11 +75,11 @@ class InducingWeights(Posterior):
             the root mean square of the layer's weights, or less in layers before a BatchNorm layer.
         init_lambda: Value of $\lambda$ before training, at most half of `max_lambda`. For the default see `init_std`.
         balanced: Whether kernels may have a balanced matrix. The paper's matrix of a kernel `(c_out, c_in, k_1, k_2)` is `c_out x
-            c_in k_1 k_2`, and the balanced matrix is `c_out k_1 x c_in k_2`. Each kernel has the one of the two with the smaller
-            Z and U. With the same U, a balanced matrix usually approximates a trained kernel worse, so U should be larger. A
-            convolution with a bias has the paper's matrix, unless the bias has another posterior. A 1-d convolution has it, too.
-            On a GPU, balanced matrices are drawn by fast kernels only if the network has the memory format
-            `torch.channels_last`.
+            c_in k_1 k_2`, and the balanced matrix is `c_out k_1 x c_in k_2`. Each kernel has the one of the two for which
+            Z, D and q(U) have fewer numbers. With the same U, a balanced matrix usually approximates a trained kernel worse, so U
+            should be larger. A convolution with a bias has the paper's matrix, unless the bias has another posterior. A 1-d
+            convolution has it, too. On a GPU, balanced matrices are drawn by fast kernels only if the network has the memory
+            format `torch.channels_last`.
 
     Raises:
         ValueError: If a size is below 1, if an upper bound is negative, if a name is unknown, if `shared` contradicts another
@@ -178,14 +178,15 @@ class InducingWeights(Posterior):
             self.inducing.append(self._family(mean[None], [starts.RELATIVE_STD]))
 
     def _balanced(self, layer: Layer) -> Layer:
-        """The layer with the balanced matrix of its kernel, if Z and U are then smaller."""
+        """The layer with the balanced matrix of its kernel, if Z, D and q(U) then have fewer numbers."""
         weight, *others = layer.weights
         if others or weight.kind != "matrix" or len(weight.shape) < 4:
             return layer
 
         def numbers(one: Layer) -> int:
             rows, cols = self._inducing_size(one)
-            return rows * one.rows + cols * one.cols + rows * cols
+            family = self._family(torch.empty(1, rows, cols, device="meta"), [starts.RELATIVE_STD])
+            return rows * (one.rows + 1) + cols * (one.cols + 1) + sum(value.numel() for value in family.parameters())
 
         return min(layer, Layer(layer.name, (replace(weight, balanced=True),)), key=numbers)
 
