@@ -3,18 +3,18 @@
 import copy
 import functools
 import operator
+import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from itertools import chain, repeat
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayesify.maths.torch_versions import has_global_hooks
-from bayesify.weights.catalog import owner_of
 
 HOOKS_OF_A_PASS = ("_forward_hooks", "_forward_pre_hooks")
 SLOTS = ("_parameters", "_buffers")
@@ -43,33 +43,6 @@ Places = tuple[list[str], list[tuple[dict[str, Any], str]]]
 """Names of parameters and buffers, and the location of each, which is a dict and a key."""
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 """A tuple of a module, its copy, and the initial attributes and children of the copy."""
-
-
-class EmptySlot:
-    """What the slot of a drawn weight holds outside of passes. Every use raises an error.
-
-    With `None` instead, a layer that runs again in the backward pass could silently compute without its bias or scale.
-    """
-
-    @classmethod
-    def _refuse(cls) -> NoReturn:
-        raise RuntimeError(
-            "a layer ran outside of a pass, when its drawn weights were gone. Gradient checkpointing (torch.utils.checkpoint) runs "
-            "layers again in the backward pass; turn it off (Hugging Face: model.gradient_checkpointing_disable()), or checkpoint "
-            "only layers without drawn weights. Smaller batches and fewer draws save memory too"
-        )
-
-    @classmethod
-    def __torch_function__(cls, *_: object) -> NoReturn:
-        cls._refuse()
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        self._refuse()
-
-
-EMPTY = EmptySlot()
 
 
 class KnownModules:
@@ -123,8 +96,7 @@ class LightCopy:
 
     With `hooks=True`, hooks can be registered on the copy's modules. `owners` are the paths of the modules whose slots will be
     filled. If `owners` is given and `hooks` is false, some leaf modules are shared instead of copied: torch's own modules that
-    are not in `owners` and that a pass does not change. `weights` are names of weights; the copy's empty slots of these names
-    contain an `EmptySlot`.
+    are not in `owners` and that a pass does not change.
     """
 
     def __init__(
@@ -134,7 +106,6 @@ class LightCopy:
         evaluate: bool = False,
         hooks: bool = True,
         owners: Collection[str] | None = None,
-        weights: Collection[str] = (),
         known: KnownModules | None = None,
     ) -> None:
         self._known = known or KnownModules()
@@ -155,10 +126,6 @@ class LightCopy:
         self.root = self._copy(network, "")
         if self._owners is not None and len(self.owned) < len(self._owners):
             self._find_others(network, self._owners)
-        for name in weights:
-            owner, leaf = owner_of(self.root, name)
-            if leaf in owner._parameters and owner._parameters[leaf] is None:
-                owner._parameters[leaf] = EMPTY  # type: ignore[assignment]
 
     def _find_others(self, network: nn.Module, owners: Collection[str]) -> None:
         """Add the modules in `owners` that were found under another path, such as parts of shared modules.
@@ -177,6 +144,16 @@ class LightCopy:
     def __getitem__(self, module: nn.Module) -> nn.Module:
         """The copy of one module of the tree."""
         return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
+
+    def references(self, *, shared: bool) -> list[int]:
+        """Numbers of references to the copied modules and containers; with `shared`, also to the modules that were not copied.
+
+        If a number grows in a pass, something keeps a module. For example, gradient checkpointing runs a module again in the
+        backward pass. The module then needs the weights of its pass.
+        """
+        containers = (own for _, own, _ in self._containers.values())
+        watched = chain(self._clones.values(), containers, self._shared.values() if shared else ())
+        return list(map(sys.getrefcount, watched))
 
     def originals(self) -> list[nn.Module]:
         """All modules of the network, in the order in which they were found."""
@@ -315,7 +292,7 @@ class LightCopy:
     def _write_back(self, original: nn.Module, now: dict[str, Any], before: dict[str, Any]) -> None:
         originals = self._originals()
         original._buffers.update(now["_buffers"])
-        original._modules.update({name: originals.get(id(child), child) for name, child in now["_modules"].items()})
+        original._modules.update({name: _original(child, originals) for name, child in now["_modules"].items()})
         for key, value in now.items():
             if value is not before.get(key, before) and key != "_flat_weights":
                 original.__dict__[key] = _give_back(value, originals)
@@ -372,8 +349,7 @@ class FreeCopies:
     use the same module as a key in every call. Each prediction uses a new copy.
     """
 
-    def __init__(self, weights: Collection[str] = ()) -> None:
-        self._weights = weights
+    def __init__(self) -> None:
         self._free: dict[bool, list[LightCopy]] = {}
         self._missed = -1  # -1, because the first pass, which may be the only one, keeps no copy
         self.known = KnownModules()
@@ -389,7 +365,7 @@ class FreeCopies:
             if copied.is_current():
                 return copied
             self._missed += 1
-        copied = LightCopy(network, hooks=False, owners=owners, weights=self._weights, known=self.known)
+        copied = LightCopy(network, hooks=False, owners=owners, known=self.known)
         if 0 <= self._missed < MAX_MISSED_COPIES:
             copied.remember()
         return copied
@@ -439,7 +415,17 @@ def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
     """Replace copies of modules and containers by the originals in a value that a pass has stored."""
     if id(value) in originals:
         return originals[id(value)]
-    return _swap(value, lambda held: originals.get(id(held), held), {})
+    return _swap(value, lambda held: _original(held, originals), {})
+
+
+def _original(module: Any, originals: Mapping[int, Any]) -> Any:
+    """The original of a copy. Inside a module that the pass has made, copies are replaced by their originals, in place."""
+    if id(module) in originals or not isinstance(module, nn.Module):
+        return originals.get(id(module), module)
+    for part in list(module.modules()):
+        children = part._modules
+        children.update({name: originals[id(child)] for name, child in children.items() if id(child) in originals})
+    return module
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:

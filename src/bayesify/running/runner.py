@@ -4,6 +4,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -43,9 +44,25 @@ MIN_OPERATIONS_FOR_LOOP = 2**37
 """A pass with at least this many operations keeps a GPU busy for longer than the host takes to launch it. For such passes, a loop
 is faster than `vmap`. On an H200, with GPT-2 in bfloat16, 8 x 512 tokens and five draws, `vmap` takes as long as 1.14 passes for
 an existing draw, and a loop takes 1.09 passes even for a fresh draw."""
+CHECKPOINTING = (
+    "the network keeps a module for the backward pass, as gradient checkpointing (torch.utils.checkpoint) does, but {}; turn "
+    "gradient checkpointing off (Hugging Face: model.gradient_checkpointing_disable())"
+)
+_FORGETS: ContextVar[str] = ContextVar("_FORGETS", default="")
+"""Why no module may run again in the backward pass; empty if modules may."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 FILTERS = threading.RLock()
 """Lock held while warnings are turned off or turned into errors, because this affects all threads."""
+
+
+@contextmanager
+def forgetting(reason: str) -> Iterator[None]:
+    """Context in which a network that uses gradient checkpointing raises `RuntimeError`, for a reason that the message gives."""
+    token = _FORGETS.set(reason)
+    try:
+        yield
+    finally:
+        _FORGETS.reset(token)
 
 
 class SlowVmap(Exception):
@@ -128,12 +145,12 @@ class RunState:
     """
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
+        self.copies = FreeCopies()
         self._weights = weights
         self._decisions: Decisions | None = None
         self.aliases = {name: tuple(weight.aliases) for name, weight in weights.items() if weight.aliases}
-        self.names = [*weights, *(alias for aliases in self.aliases.values() for alias in aliases)]
-        self.owners = {name.rpartition(".")[0] for name in self.names}  # paths of the modules that own the weights
-        self.copies = FreeCopies(self.names)
+        names = [*weights, *(alias for aliases in self.aliases.values() for alias in aliases)]
+        self.owners = {name.rpartition(".")[0] for name in names}  # paths of the modules from which weights were taken
         self.numel = sum(weight.numel for weight in weights.values())
 
     def __reduce__(self) -> tuple[type[Self], tuple[Mapping[str, Weight]]]:
@@ -199,18 +216,15 @@ class Runner:
             return
         copies, owners = self.state.copies, self.state.owners if share and not self.point_values else None
         again = again and not self.evaluate and not hooks
-        if again:
-            copied = copies.take(self.network, owners)
-        else:
-            options: dict[str, Any] = {"evaluate": self.evaluate, "hooks": hooks, "owners": owners}
-            copied = LightCopy(self.network, **options, weights=self.state.names, known=copies.known)
+        make = partial(LightCopy, self.network, evaluate=self.evaluate, hooks=hooks, owners=owners, known=copies.known)
+        copied = copies.take(self.network, owners) if again else make()
         if not copied.complete:
             with _SHARED, modes_kept(self.network.modules(), evaluate=self.evaluate):
                 yield Pass(self, None)
             return
-        own = Pass(self, copied)
+        own = Pass(self, copied, None if hooks else make)
         yield own
-        if again:
+        if again and not own.is_kept:
             copies.put(copied, owners, unchanged=own.unchanged)
 
     @contextmanager
@@ -284,12 +298,17 @@ class Runner:
 
 
 class Pass(Runner):
-    """A runner whose network is a private copy or is protected by a lock. It fills the network's slots and runs the network."""
+    """A runner whose network is a private copy or is protected by a lock. It fills the network's slots and runs the network.
 
-    def __init__(self, runner: Runner, copied: LightCopy | None) -> None:
+    If something keeps a module of the copy for the backward pass, the copy keeps its weights and serves no further call. The next
+    call runs another copy, from `make`.
+    """
+
+    def __init__(self, runner: Runner, copied: LightCopy | None, make: Callable[[], LightCopy] | None = None) -> None:
         network = runner.network if copied is None else copied.root
         super().__init__(network, runner.weights, runner.point_values, evaluate=runner.evaluate, state=runner.state)
-        self._copy = copied
+        self._copy, self._make = copied, make
+        self.is_kept = False  # whether a module of the copy can run again
         self.places: Places = ([], [])  # slots that the last pass filled, if the network itself runs instead of a copy
         self._known: Decisions | None = None
         self._keeps_state = True
@@ -333,6 +352,8 @@ class Pass(Runner):
                 named |= dict.fromkeys(aliases, values[name])
         if torch.compiler.is_compiling():
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
+        if self.is_kept:
+            self._renew()
         recurrent = self.decisions().recurrent
         if recurrent:  # these layers keep a list of their weights and need contiguous plain tensors
             formed = {key: one.materialize() for key, one in named.items() if isinstance(one, StructuredWeight)}
@@ -343,14 +364,36 @@ class Pass(Runner):
             place[leaf] = value
         if recurrent:
             refresh_recurrent(self.network)
+        forgets, watched = _FORGETS.get(), self._copy if torch.is_grad_enabled() else None
+        references = [] if watched is None else watched.references(shared=bool(forgets))
         try:
             with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
-                return getattr(self.network, method)(*args, **kwargs)
+                output = getattr(self.network, method)(*args, **kwargs)
+            if watched is not None and watched.references(shared=bool(forgets)) != references:
+                self._keep(values, forgets)
+            return output
         finally:
-            for (place, leaf), value in zip(slots, before, strict=True):
-                place[leaf] = value
-            if recurrent:
-                refresh_recurrent(self.network)
+            if not self.is_kept:
+                for (place, leaf), value in zip(slots, before, strict=True):
+                    place[leaf] = value
+                if recurrent:
+                    refresh_recurrent(self.network)
+
+    def _keep(self, values: WeightDict, forgets: str) -> None:
+        """Leave the weights in the copy, or raise an error if the backward pass would see other weights."""
+        if forgets:
+            raise RuntimeError(CHECKPOINTING.format(forgets))
+        if any(isinstance(value, LocalWeight) for value in values.values()):
+            raise RuntimeError(CHECKPOINTING.format("local reparameterization would draw other noise"))
+        self.is_kept = True
+
+    def _renew(self) -> None:
+        """Continue with another copy."""
+        if self._make is None:
+            raise RuntimeError(CHECKPOINTING.format("this method runs one network several times"))
+        self.give_back()
+        self._copy, self.is_kept, self._known = self._make(), False, None
+        self.network = self._copy.root
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
         """Whether the gradient of a recurrent layer in evaluation mode may be needed. The cuDNN kernels have none."""
@@ -414,6 +457,8 @@ class Pass(Runner):
 
         def one(weights: dict[str, Tensor]) -> Any:
             tree, build = as_tree(self.call(weights, *inputs.take(), protect=False))
+            if self.is_kept:
+                raise RuntimeError(CHECKPOINTING.format("vmap runs all draws together"))
             rebuild.append(build)
             return tree
 

@@ -73,9 +73,9 @@ def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> n
             for name, value in vars(module).items():
                 if isinstance(value, Tensor) and not value.is_leaf:
                     raise ValueError(
-                        f"{owner}: {f'{path}.{name}'.lstrip('.')} was computed from other tensors, as torch.nn.utils.weight_norm "
-                        "and spectral_norm do, so the network cannot be copied; use torch.nn.utils.parametrizations instead, or "
-                        "remove the norm first (torch.nn.utils.remove_weight_norm)"
+                        f"{owner}: {f'{path}.{name}'.lstrip('.')} was computed from other tensors, as torch.nn.utils.weight_norm, "
+                        "spectral_norm and prune do, so the network cannot be copied; use torch.nn.utils.parametrizations instead, "
+                        "or make the result permanent first (remove_weight_norm, remove_spectral_norm, prune.remove)"
                     ) from error
         raise
 

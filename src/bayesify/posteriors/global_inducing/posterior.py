@@ -31,7 +31,7 @@ from bayesify.posteriors.global_inducing.likelihood import (
 from bayesify.posteriors.global_inducing.maps import LinearMap, check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
 from bayesify.running.inputs_and_outputs import each, stack
-from bayesify.running.runner import Runner, SlowVmap
+from bayesify.running.runner import Runner, SlowVmap, forgetting
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters
 from bayesify.weights.structured import StructuredWeight
@@ -326,6 +326,7 @@ class GlobalInducing(Posterior):
             for path in dict.fromkeys(entry.hooked for entry in self.maps.values()):
                 hooked = network.get_submodule(path)
                 hooks.callback(hooked.register_forward_pre_hook(partial(meet, path), with_kwargs=True).remove)
+            hooks.enter_context(forgetting("global inducing points draw weights during the pass"))
             with torch.autocast(device, how.autocast, how.autocast is not None, cache_enabled=False):
                 own.call(others, *self.inducing_inputs.arguments(low))
         return {name: drawn[name] for name in self.sizes()}
