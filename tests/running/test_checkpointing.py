@@ -181,3 +181,35 @@ def test_a_module_made_in_a_pass_holds_the_networks_modules() -> None:
     assert [name for name, _ in bnn.named_parameters()] == names
     assert sum(value.numel() for value in bnn.parameters()) == numel
     bayesify.fit(bnn, DataLoader(TensorDataset(X.float(), Y.float()), 20), epochs=1, progress=False)
+
+
+class Chain(nn.Module):
+    """Runs again what a plain list, a dict or a bound method of another object holds."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.a, self.b, self.on = nn.Linear(2, 8), nn.Linear(8, 1), False
+        self.held: Any = {
+            "list": [self.a, self.b],
+            "dict": {0: self.a, 1: self.b},
+            "method": [self.a.forward, self.b.forward],
+        }[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self.held
+
+        def run(x: Tensor) -> Tensor:
+            for layer in held.values() if isinstance(held, dict) else held:
+                x = torch.tanh(layer(x))
+            return x
+
+        return checkpoint(run, x, use_reentrant=False) if self.on else run(x)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "method"])
+def test_layers_are_kept_through_what_holds_them(kind: str) -> None:
+    torch.manual_seed(0)
+    bnn = bayesify.bayesianize(Chain(kind).double(), posteriors.MeanField(init_std=0.3), likelihood="gaussian")
+    expected = gradients(bnn)
+    bnn.network.on = True
+    torch.testing.assert_close(gradients(bnn), expected)

@@ -118,6 +118,7 @@ class LightCopy:
         self._pairs: list[_Pair] = []
         self._scripted: list[tuple[nn.Module, nn.Module]] = []
         self._containers: dict[int, tuple[Any, Any, list[Any]]] = {}
+        self._holders: list[Any] = []
         self._filled: set[int] = set()
         self.owned: dict[str, nn.Module] = {}  # copies of the owners, by path
         self.complete = True  # false for a compiled network, because compiled code runs only the original module
@@ -135,7 +136,7 @@ class LightCopy:
         modules = {path: network.get_submodule(path) for path in owners if path not in self.owned}
         self._filled = {id(module) for module in modules.values()}
         if not self._filled <= self._clones.keys():
-            lists = (self._copied, self._pairs, self._scripted)
+            lists = (self._copied, self._pairs, self._scripted, self._holders)
             for known in (*lists, self._shared, self._clones, self._containers, self.owned):
                 known.clear()
             self.root = self._copy(network, "")
@@ -146,13 +147,13 @@ class LightCopy:
         return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
 
     def references(self, *, shared: bool) -> list[int]:
-        """Numbers of references to the copied modules and containers; with `shared`, also to the modules that were not copied.
+        """Numbers of references to copied modules and to what holds them; with `shared`, also to the modules that were not copied.
 
         If a number grows in a pass, something keeps a module. For example, gradient checkpointing runs a module again in the
         backward pass. The module then needs the weights of its pass.
         """
         containers = (own for _, own, _ in self._containers.values())
-        watched = chain(self._clones.values(), containers, self._shared.values() if shared else ())
+        watched = chain(self._clones.values(), self._holders, containers, self._shared.values() if shared else ())
         return list(map(sys.getrefcount, watched))
 
     def originals(self) -> list[nn.Module]:
@@ -206,6 +207,7 @@ class LightCopy:
         holders, containers = self._known.holders(module, state, own)
         for key in holders:
             state[key] = _swap(state[key], self._copy, {})
+            self._holders.append(state[key])
         for key in containers:
             state[key] = self._copy_container(state[key])
         if evaluate:  # nothing is written back
