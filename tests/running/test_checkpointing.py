@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import gc
 import threading
+import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import save_on_cpu
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,13 +23,14 @@ import bayesify
 from bayesify import BayesianNetwork, baselines, likelihoods, posteriors
 from bayesify.function_space.priors import NeuralTangent
 from bayesify.predictor import Batch
+from bayesify.running.generators import own_generators
 from bayesify.training.stack import ModelStack
+from bayesify.weights.structured import UsedAgain
 
 torch.manual_seed(1)
 X = torch.randn(40, 2, dtype=torch.float64)
 Y = (X[:, :1] * X[:, 1:]).sin()
 LOADER = DataLoader(TensorDataset(X, Y), batch_size=20)
-pytestmark = pytest.mark.filterwarnings("ignore:.*vmap refused")
 
 
 class Block(nn.Module):
@@ -33,8 +41,7 @@ class Block(nn.Module):
         self.inner, self.on = nn.Sequential(*inner), False
 
     def forward(self, x: Tensor) -> Tensor:
-        again = self.on and torch.is_grad_enabled()
-        return checkpoint(self.inner, x, use_reentrant=False) if again else self.inner(x)
+        return checkpoint(self.inner, x, use_reentrant=False) if self.on else self.inner(x)
 
 
 def switch(network: nn.Module, on: bool) -> None:
@@ -54,9 +61,9 @@ def bayesian(posterior: Any = None, *inner: nn.Module) -> BayesianNetwork:
     return bayesify.bayesianize(net(*inner), posterior, likelihood=likelihoods.Gaussian(0.05))
 
 
-def gradients(bnn: BayesianNetwork, seed: int = 1) -> list[Tensor]:
+def gradients(bnn: BayesianNetwork, seed: int = 1, num_draws: int = 2) -> list[Tensor]:
     bnn.zero_grad()
-    bnn.elbo(X, Y, num_data=40, num_draws=2, generator=torch.Generator().manual_seed(seed)).backward()
+    bnn.elbo(X, Y, num_data=40, num_draws=num_draws, generator=torch.Generator().manual_seed(seed)).backward()
     return [parameter.grad.clone() for parameter in bnn.parameters() if parameter.grad is not None]
 
 
@@ -102,23 +109,24 @@ def test_a_prior_keeps_the_point_estimates_of_its_start() -> None:
 
 
 @pytest.mark.parametrize("vectorize", [None, False])
-def test_a_stack_refuses(vectorize: bool | None) -> None:
+@pytest.mark.filterwarnings("ignore:ModelStack. vmap refused")
+def test_a_stack_of_models(vectorize: bool | None) -> None:
     models = [bayesify.bayesianize(net(seed=seed), "mean_field", likelihood="gaussian") for seed in range(2)]
-    for model in models:
-        switch(model.network, True)
-    stack = ModelStack(models, **({} if vectorize is None else {"vectorize": vectorize}))
-    with pytest.raises(
-        RuntimeError, match=r"a ModelStack runs all its models by one network; turn gradient checkpoint"
-    ):
-        stack.terms(Batch(X, Y), num_data=40)
+    found = []
+    for on in (False, True):
+        for model in models:
+            switch(model.network, on)
+        stack = ModelStack(models, **({} if vectorize is None else {"vectorize": vectorize}))
+        data, kl = stack.terms(Batch(X, Y), num_data=40, generator=torch.Generator().manual_seed(0))
+        (data.sum() - kl.sum()).backward()
+        found.append([parameter.grad for parameter in stack.parameters()])
+    torch.testing.assert_close(found[1], found[0])
 
 
 def test_local_reparameterization_refuses() -> None:
     bnn = bayesian(posteriors.MeanField(local_reparameterization=True))
     switch(bnn.network, True)
-    with pytest.raises(
-        RuntimeError, match=r"local reparameterization would draw other noise; turn gradient checkpoint"
-    ):
+    with pytest.raises(UsedAgain, match=r"recomputed by checkpointing\); use local_reparameterization=False"):
         gradients(bnn)
 
 
@@ -183,33 +191,232 @@ def test_a_module_made_in_a_pass_holds_the_networks_modules() -> None:
     bayesify.fit(bnn, DataLoader(TensorDataset(X.float(), Y.float()), 20), epochs=1, progress=False)
 
 
-class Chain(nn.Module):
-    """Runs again what a plain list, a dict or a bound method of another object holds."""
+class Ways(nn.Module):
+    """Runs two layers again, which a closure reaches in one of many ways."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.on = way, False
+        self.first, self.a, self.n, self.last = nn.Linear(2, 8), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1)
+        self.both = nn.ModuleDict({"a": self.a, "n": self.n})
+        self.lists, self.methods = {"inner": [[self.a, self.n]]}, [self.a.forward, self.n.forward]
+        self.calls = [functools.partial(self.a), functools.partial(self.n)]
+        self.held = SimpleNamespace(layers=[self.a, self.n])
+
+    def again(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return checkpoint(function, x, use_reentrant=False) if self.on else function(x)
+
+    def calls_of(self) -> Any:
+        """What a closure keeps, and the functions that it gets from there."""
+        if self.way == "made in the pass":
+            self.made = nn.Sequential(self.a, nn.Sequential(self.n))
+            return [self.made]
+        return {
+            "modules": [self.a, self.n],
+            "values of a dict": self.both.values(),
+            "dict of children": self.both._modules.values(),
+            "nested list": self.lists["inner"][0],
+            "methods": self.methods,
+            "partials": self.calls,
+            "list of an object": self.held.layers,
+        }[self.way]
+
+    def middle(self, x: Tensor) -> Tensor:
+        if self.way == "no weights":
+            return self.n(self.a(self.again(torch.tanh, x)))
+        if self.way == "weights":
+            weight, slots = self.a.weight, self.a._parameters
+            return self.n(self.again(lambda x: F.linear(x, weight, slots["bias"]), x))
+        if self.way == "one by one":
+            return functools.reduce(lambda x, function: self.again(function, x), self.methods, x)
+        if self.way == "nested":
+            return self.again(lambda x: self.n(self.again(self.a, x)), x)
+        kept = self.calls_of()
+        return self.again(lambda x: functools.reduce(lambda x, function: function(x), kept, x), x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x)))
+
+
+WAYS = ["modules", "values of a dict", "dict of children", "nested list", "methods", "partials", "list of an object"]
+WAYS += ["made in the pass", "no weights", "weights", "one by one", "nested"]
+
+
+@pytest.mark.parametrize("num_draws", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_layers_are_run_again_with_their_weights(way: str, num_draws: int) -> None:
+    torch.manual_seed(0)
+    bnn = bayesify.bayesianize(Ways(way).double(), posteriors.MeanField(init_std=0.3), likelihood="gaussian")
+    expected = gradients(bnn, num_draws=num_draws)
+    bnn.network.on = True
+    for _ in range(2):
+        torch.testing.assert_close(gradients(bnn, num_draws=num_draws), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_input_gradients_of_one_draw(way: str) -> None:
+    draw, found = bayesify.Laplace(Ways(way).double(), likelihoods.Gaussian(0.05)).fit(LOADER).draw(2)[1], []
+    for on in (False, True):
+        draw.runner.network.on = on
+        x = X[:5].clone().requires_grad_()
+        draw(x).square().sum().backward()
+        found.append(x.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+class Older(nn.Module):
+    """Uses `use_reentrant=True`, which cannot be noticed in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.Linear(8, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=True)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad", "ignore:.*vmap refused")
+def test_the_older_kind_is_refused() -> None:
+    """It would run layers with the weights of the network, or with none."""
+    bnn = bayesify.bayesianize(Older().double(), "mean_field", likelihood="gaussian")
+    laplace = bayesify.Laplace(Older().double(), likelihoods.Gaussian(0.05)).fit(LOADER)
+    for draws in (bnn.prediction_draws(2), laplace.draw(2)):
+        for call in (draws, draws[1]):
+            x = X[:5].clone().requires_grad_()
+            with pytest.raises(RuntimeError, match=r"use torch\.utils\.checkpoint with use_reentrant=False"):
+                call(x).sum().backward()
+
+
+def test_global_inducing_points_refuse() -> None:
+    bnn = bayesian(posteriors.GlobalInducing(X[:6]))
+    switch(bnn.network, True)
+    with pytest.raises(RuntimeError, match="use another posterior than GlobalInducing, or turn gradient checkpointing"):
+        gradients(bnn)
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_warning_and_no_noise_is_lost() -> None:
+    """The first pass is repeated. In a training run, layers such as dropout then draw the same noise again."""
+    found = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        bnn = bayesian(None, nn.Linear(8, 8), nn.Dropout(0.5))
+        switch(bnn.network, on)
+        with own_generators(seed=0):
+            found += [gradients(bnn, num_draws=1), gradients(bnn, num_draws=1), [torch.rand(3)]]
+        gradients(bnn)
+    torch.testing.assert_close(found[3:], found[:3])
+
+
+def test_statistics_of_the_network_stay() -> None:
+    """A copy that keeps the statistics of a draw does not write them to the network."""
+    bnn = bayesian(None, nn.BatchNorm1d(8), nn.Tanh())
+    bayesify.fit(bnn, LOADER, epochs=2, progress=False)
+    bayesify.keep_draws(bnn.eval(), LOADER, num_draws=2)
+    switch(bnn.network, True)
+    before = copy.deepcopy(bnn.state_dict())
+    bnn.prediction_draws(2)[1](X[:5].clone().requires_grad_()).sum().backward()
+    torch.testing.assert_close(dict(bnn.state_dict()), dict(before), rtol=0, atol=0)
+
+
+def test_the_repeated_pass_updates_batch_statistics_once() -> None:
+    found = []
+    for on in (False, True):
+        network = nn.Sequential(nn.BatchNorm1d(2), net()).double()
+        bnn = bayesify.bayesianize(network, "mean_field", likelihood="gaussian", batch_statistics="train").train()
+        switch(bnn.network, on)
+        for _ in range(2):
+            gradients(bnn, num_draws=1)
+        found.append(dict(bnn.network.named_buffers()))
+    assert int(found[0]["0.num_batches_tracked"]) == 2
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_inputs_that_were_changed_in_place_are_refused() -> None:
+    bnn = bayesify.bayesianize(nn.Sequential(nn.Tanh(), net()), posteriors.MeanField(), likelihood="gaussian")
+    bnn.network[0].forward = lambda x: x.mul_(2)
+    switch(bnn.network, True)
+    with pytest.raises(RuntimeError, match="it changed its inputs in place before; turn gradient checkpointing off"):
+        bnn.draw(1)(X.clone())
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_parts() -> None:
+    """A compiled part may use gradient checkpointing, but no other part of the network may."""
+    for part, backend in ((1, "aot_eager"), (0, "eager")):
+        network = net()
+        network[part] = torch.compile(network[part], backend=backend)
+        bnn = bayesify.bayesianize(network, posteriors.MeanField(init_std=0.3), likelihood="gaussian")
+        expected = gradients(bnn, num_draws=1)
+        switch(bnn.network, True)
+        if part == 1:
+            torch.testing.assert_close(gradients(bnn, num_draws=1), expected)
+        else:
+            with pytest.raises(RuntimeError, match="a network with compiled parts cannot be copied; turn gradient"):
+                gradients(bnn)
+
+
+class Odd(nn.Module):
+    """Keeps its layers in one of many ways, but runs none of them again."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.a, self.b, self.on = nn.Linear(2, 8), nn.Linear(8, 1), False
-        self.held: Any = {
-            "list": [self.a, self.b],
-            "dict": {0: self.a, 1: self.b},
-            "method": [self.a.forward, self.b.forward],
-        }[kind]
+        self.kind, self.a, self.b, self.last, self.used = kind, nn.Linear(2, 8), nn.Linear(8, 1), None, []
+
+    @functools.lru_cache(maxsize=128)  # noqa: B019
+    def scale(self) -> float:
+        return 1.0
 
     def forward(self, x: Tensor) -> Tensor:
-        held = self.held
+        x = torch.tanh(self.a(x))
+        if self.kind == "cache":
+            x = x * self.scale()
+        if self.kind == "attribute":
+            self.last = self.b
+        if self.kind == "list":
+            self.used = [self.a, self.b]
+        if self.kind == "hook" and x.requires_grad:
+            x.register_hook(lambda grad: grad * self.scale())
+        if self.kind == "recursion":
 
-        def run(x: Tensor) -> Tensor:
-            for layer in held.values() if isinstance(held, dict) else held:
-                x = torch.tanh(layer(x))
-            return x
+            def run(x: Tensor, depth: int) -> Tensor:
+                return run(x, depth - 1) if depth else self.b(x)
 
-        return checkpoint(run, x, use_reentrant=False) if self.on else run(x)
+            return run(x, 1)
+        if self.kind == "error":
+            try:
+                raise ValueError(self.b)
+            except ValueError as error:
+                kept = error
+            assert kept.args[0] is self.b
+        if self.kind == "saved on the host":
+            with save_on_cpu():
+                return self.b(x)
+        return self.b(x)
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "method"])
-def test_layers_are_kept_through_what_holds_them(kind: str) -> None:
-    torch.manual_seed(0)
-    bnn = bayesify.bayesianize(Chain(kind).double(), posteriors.MeanField(init_std=0.3), likelihood="gaussian")
-    expected = gradients(bnn)
-    bnn.network.on = True
-    torch.testing.assert_close(gradients(bnn), expected)
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["local", "global_inducing", "mean_field", "stack"])
+@pytest.mark.parametrize("kind", ["cache", "attribute", "list", "hook", "recursion", "error", "saved on the host"])
+def test_other_networks_run_as_before(kind: str, name: str) -> None:
+    made: Any = {
+        "local": posteriors.MeanField(local_reparameterization=True),
+        "global_inducing": posteriors.GlobalInducing(X[:6]),
+    }.get(name, "mean_field")
+    bnn = bayesify.bayesianize(Odd(kind).double(), made, likelihood="gaussian")
+    if name == "stack":
+        for terms in ModelStack([bnn, copy.deepcopy(bnn)], vectorize=False).terms(Batch(X, Y), num_data=40):
+            terms.sum().backward(retain_graph=True)
+    assert all(grad.isfinite().all() for _ in range(2) for grad in gradients(bnn))
+
+
+def test_a_cached_method_keeps_no_weights() -> None:
+    bnn = bayesify.bayesianize(Odd("cache").double(), "mean_field", likelihood="gaussian")
+    kept = []
+    for _ in range(5):
+        draws = bnn.draw(1)
+        draws(X).sum().backward()
+        kept += map(weakref.ref, draws.weights.values())
+        del draws
+    gc.collect()
+    assert not any(ref() is not None for ref in kept)

@@ -187,8 +187,13 @@ def test_a_table_that_changes_in_every_pass_stays_and_trains_as_before(kind: typ
 
 @pytest.mark.parametrize("name", [name for name in POSTERIORS if not name.endswith("l_inducing")])  # those need points
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_the_gradient_of_a_table_is_dense_and_that_of_the_objective(kind: type[nn.Module], name: str) -> None:
+@pytest.mark.parametrize("computed", [False, True])
+def test_the_gradient_of_a_table_is_dense_and_that_of_the_objective(
+    kind: type[nn.Module], name: str, computed: bool
+) -> None:
     net, words = Words(kind), torch.tensor([[0, 0], [0, 1], [5, 4]])
+    if computed:
+        nn.utils.parametrizations.weight_norm(net.table)
     gradients = []
     for odd in (False, True):
         torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """torch's global random generators, which all threads of a process share."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -42,6 +42,21 @@ def draw_seed(generator: torch.Generator | None = None, below: int = 2**63 - 1) 
 def owned_generators() -> list[torch.Generator]:
     """torch's global generators that this thread has reserved with `own_generators` and therefore may set."""
     return getattr(_OWNED, "now", [])
+
+
+def backup(buffers: Iterable[torch.Tensor], generators: Iterable[torch.Generator]) -> Callable[[], None]:
+    """A function that restores buffers and random generators, in place, to their present state."""
+    values = [(buffer, buffer.detach().clone()) for buffer in buffers]
+    states = [(one, one.get_state()) for one in generators]
+
+    @torch.no_grad()
+    def restore() -> None:
+        for buffer, value in values:
+            buffer.copy_(value)
+        for one, state in states:
+            one.set_state(state)
+
+    return restore
 
 
 def generator_states(device: torch.device) -> dict[torch.device, torch.Tensor]:

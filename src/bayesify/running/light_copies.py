@@ -3,13 +3,12 @@
 import copy
 import functools
 import operator
-import sys
 import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +42,32 @@ Places = tuple[list[str], list[tuple[dict[str, Any], str]]]
 """Names of parameters and buffers, and the location of each, which is a dict and a key."""
 _Pair = tuple[nn.Module, nn.Module, dict[str, Any], Collection[Any]]
 """A tuple of a module, its copy, and the initial attributes and children of the copy."""
+
+
+class EmptySlot:
+    """What the slots of drawn weights contain after a pass. Every use raises an error."""
+
+    remedy = "use torch.utils.checkpoint with use_reentrant=False"
+
+    @classmethod
+    def _refuse(cls) -> NoReturn:
+        raise RuntimeError(
+            "a layer ran outside of a pass, so its drawn weights are gone. Gradient checkpointing runs layers again in the "
+            f"backward pass; {cls.remedy}, or turn gradient checkpointing off "
+            "(Hugging Face: model.gradient_checkpointing_disable())"
+        )
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> NoReturn:
+        cls._refuse()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
+
+
+EMPTY = EmptySlot()
 
 
 class KnownModules:
@@ -118,11 +143,12 @@ class LightCopy:
         self._pairs: list[_Pair] = []
         self._scripted: list[tuple[nn.Module, nn.Module]] = []
         self._containers: dict[int, tuple[Any, Any, list[Any]]] = {}
-        self._holders: list[Any] = []
         self._filled: set[int] = set()
         self.owned: dict[str, nn.Module] = {}  # copies of the owners, by path
         self.complete = True  # false for a compiled network, because compiled code runs only the original module
         self.places: Places = ([], [])  # slots that the last pass filled
+        self._found_originals: dict[int, Any] = {}
+        self._emptied: list[tuple[dict[str, Any], str, Any]] = []  # slots without a value, and their own values
         self._records: tuple[Record, Record] | None = None
         self.root = self._copy(network, "")
         if self._owners is not None and len(self.owned) < len(self._owners):
@@ -136,7 +162,7 @@ class LightCopy:
         modules = {path: network.get_submodule(path) for path in owners if path not in self.owned}
         self._filled = {id(module) for module in modules.values()}
         if not self._filled <= self._clones.keys():
-            lists = (self._copied, self._pairs, self._scripted, self._holders)
+            lists = (self._copied, self._pairs, self._scripted)
             for known in (*lists, self._shared, self._clones, self._containers, self.owned):
                 known.clear()
             self.root = self._copy(network, "")
@@ -146,15 +172,21 @@ class LightCopy:
         """The copy of one module of the tree."""
         return self._shared[id(module)] if id(module) in self._shared else self._clones[id(module)]
 
-    def references(self, *, shared: bool) -> list[int]:
-        """Numbers of references to copied modules and to what holds them; with `shared`, also to the modules that were not copied.
+    @property
+    def shares_modules(self) -> bool:
+        """Whether the copy runs some of the network's own modules."""
+        return bool(self._shared)
 
-        If a number grows in a pass, something keeps a module. For example, gradient checkpointing runs a module again in the
-        backward pass. The module then needs the weights of its pass.
-        """
-        containers = (own for _, own, _ in self._containers.values())
-        watched = chain(self._clones.values(), self._holders, containers, self._shared.values() if shared else ())
-        return list(map(sys.getrefcount, watched))
+    def empty(self) -> None:
+        """Put an `EmptySlot` into the slots that the last pass filled, so that a layer that runs again raises an error."""
+        self._emptied = [(place, leaf, place[leaf]) for place, leaf in self.places[1] if isinstance(place, dict)]
+        for place, leaf, _ in self._emptied:  # scripted modules have no dicts
+            place[leaf] = EMPTY
+
+    def refill(self) -> None:
+        """Inverse of `empty`."""
+        for place, leaf, value in self._emptied:
+            place[leaf] = value
 
     def originals(self) -> list[nn.Module]:
         """All modules of the network, in the order in which they were found."""
@@ -207,7 +239,6 @@ class LightCopy:
         holders, containers = self._known.holders(module, state, own)
         for key in holders:
             state[key] = _swap(state[key], self._copy, {})
-            self._holders.append(state[key])
         for key in containers:
             state[key] = self._copy_container(state[key])
         if evaluate:  # nothing is written back
@@ -262,6 +293,7 @@ class LightCopy:
         result is true if the copy is unchanged since `remember`, so that nothing was written back."""
         if self._records is not None and self._records[1].holds():
             return True
+        self._found_originals = {}
         for container, own, entries in self._containers.values():
             if not are_same(entries_of(own), entries):
                 self._write_container(container, own)
@@ -278,9 +310,13 @@ class LightCopy:
         return False
 
     def _originals(self) -> dict[int, Any]:
-        originals: dict[int, Any] = {id(pair[1]): pair[0] for pair in self._pairs}
-        originals |= {id(clone): module for module, clone in self._scripted}
-        return originals | {id(own): container for container, own, _ in self._containers.values()}
+        """The originals of copied modules and containers, by id, and of the modules that the pass has made."""
+        if not self._found_originals:
+            pairs = chain(
+                self._scripted, (pair[:2] for pair in self._containers.values()), (pair[:2] for pair in self._pairs)
+            )
+            self._found_originals = {id(own): original for original, own in pairs}
+        return self._found_originals
 
     def _write_container(self, container: Any, own: Any) -> None:
         originals = self._originals()
@@ -365,6 +401,7 @@ class FreeCopies:
             except IndexError:  # another thread took the last copy
                 break
             if copied.is_current():
+                copied.refill()
                 return copied
             self._missed += 1
         copied = LightCopy(network, hooks=False, owners=owners, known=self.known)
@@ -413,21 +450,24 @@ def _nested(container: Any) -> dict[int, Any]:
     return found
 
 
-def _give_back(value: Any, originals: Mapping[int, Any]) -> Any:
+def _give_back(value: Any, originals: dict[int, Any]) -> Any:
     """Replace copies of modules and containers by the originals in a value that a pass has stored."""
     if id(value) in originals:
         return originals[id(value)]
     return _swap(value, lambda held: _original(held, originals), {})
 
 
-def _original(module: Any, originals: Mapping[int, Any]) -> Any:
-    """The original of a copy. Inside a module that the pass has made, copies are replaced by their originals, in place."""
+def _original(module: Any, originals: dict[int, Any]) -> Any:
+    """The original of a copy. If the pass has made a module that contains copies, the result is another module that contains the
+    originals, because the backward pass may run the module that the pass has made."""
     if id(module) in originals or not isinstance(module, nn.Module):
         return originals.get(id(module), module)
-    for part in list(module.modules()):
-        children = part._modules
-        children.update({name: originals[id(child)] for name, child in children.items() if id(child) in originals})
-    return module
+    originals[id(module)] = module
+    children = {name: _original(child, originals) for name, child in module._modules.items()}
+    if not are_same(children.values(), module._modules.values()):
+        originals[id(module)] = made = copy.copy(module)
+        made.__dict__["_modules"] = children
+    return originals[id(module)]
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:

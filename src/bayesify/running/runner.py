@@ -4,15 +4,17 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from bayesify.maths.value_checks import transforming
+from bayesify.running.generators import backup, owned_generators
 from bayesify.running.inputs_and_outputs import (
     Args,
     Kwargs,
@@ -45,24 +47,28 @@ MIN_OPERATIONS_FOR_LOOP = 2**37
 is faster than `vmap`. On an H200, with GPT-2 in bfloat16, 8 x 512 tokens and five draws, `vmap` takes as long as 1.14 passes for
 an existing draw, and a loop takes 1.09 passes even for a fresh draw."""
 CHECKPOINTING = (
-    "the network keeps a module for the backward pass, as gradient checkpointing (torch.utils.checkpoint) does, but {}; turn "
-    "gradient checkpointing off (Hugging Face: model.gradient_checkpointing_disable())"
+    "the network runs layers again in the backward pass (gradient checkpointing), but {}; turn gradient checkpointing off (Hugging "
+    "Face: model.gradient_checkpointing_disable())"
 )
-_FORGETS: ContextVar[str] = ContextVar("_FORGETS", default="")
-"""Why no module may run again in the backward pass; empty if modules may."""
+SAVES_TENSORS = (
+    "bayesify: the network saves tensors for the backward pass in its own way, as gradient checkpointing does"
+)
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 FILTERS = threading.RLock()
 """Lock held while warnings are turned off or turned into errors, because this affects all threads."""
 
 
-@contextmanager
-def forgetting(reason: str) -> Iterator[None]:
-    """Context in which a network that uses gradient checkpointing raises `RuntimeError`, for a reason that the message gives."""
-    token = _FORGETS.set(reason)
-    try:
-        yield
-    finally:
-        _FORGETS.reset(token)
+class Checkpointing(RuntimeError):
+    """Raised if a network saves tensors in its own way, as gradient checkpointing does, where this is impossible."""
+
+
+def _fill(slots: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any]) -> None:
+    for (place, leaf), value in zip(slots, values, strict=True):
+        place[leaf] = value
+
+
+def _tensors(args: Args, kwargs: Kwargs) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
 
 
 class SlowVmap(Exception):
@@ -146,6 +152,10 @@ class RunState:
 
     def __init__(self, weights: Mapping[str, Weight]) -> None:
         self.copies = FreeCopies()
+        self.checkpoints = False  # whether the network saves tensors in its own way, as gradient checkpointing does
+        self.passed: set[bool] = (
+            set()
+        )  # values of `network.training` in passes with gradients that saved tensors as usual
         self._weights = weights
         self._decisions: Decisions | None = None
         self.aliases = {name: tuple(weight.aliases) for name, weight in weights.items() if weight.aliases}
@@ -214,17 +224,23 @@ class Runner:
             with modes_kept(self.network.modules(), evaluate=self.evaluate):
                 yield Pass(self, None)
             return
-        copies, owners = self.state.copies, self.state.owners if share and not self.point_values else None
-        again = again and not self.evaluate and not hooks
-        make = partial(LightCopy, self.network, evaluate=self.evaluate, hooks=hooks, owners=owners, known=copies.known)
-        copied = copies.take(self.network, owners) if again else make()
+        keeps = self.state.checkpoints and torch.is_grad_enabled()
+        copies, owners = self.state.copies, self.state.owners if share and not self.point_values and not keeps else None
+        again = again and not self.evaluate and not hooks and not keeps
+        make = partial(LightCopy, self.network, evaluate=self.evaluate, hooks=hooks, known=copies.known)
+        copied = copies.take(self.network, owners) if again else make(owners=owners)
         if not copied.complete:
             with _SHARED, modes_kept(self.network.modules(), evaluate=self.evaluate):
                 yield Pass(self, None)
             return
         own = Pass(self, copied, None if hooks else make)
         yield own
-        if again and not own.is_kept:
+        if own.left is not None:
+            return
+        copied.empty()
+        if copied.places[0] and own.decisions().recurrent:
+            refresh_recurrent(copied.root)
+        if again:
             copies.put(copied, owners, unchanged=own.unchanged)
 
     @contextmanager
@@ -270,6 +286,8 @@ class Runner:
         if num_draws == 1:
             return "single"
         mode = self.decisions().mode(self.evaluate)
+        if mode == "vmap" and self.state.checkpoints and torch.is_grad_enabled():
+            return "loop"
         return "loop" if mode == "rows" and not can_take_rows(self.network, self.weights) else mode
 
     def run(
@@ -300,15 +318,17 @@ class Runner:
 class Pass(Runner):
     """A runner whose network is a private copy or is protected by a lock. It fills the network's slots and runs the network.
 
-    If something keeps a module of the copy for the backward pass, the copy keeps its weights and serves no further call. The next
-    call runs another copy, from `make`.
+    Gradient checkpointing runs layers again in the backward pass. If the network may use gradient checkpointing, the copy keeps
+    the weights of the call, and the next call runs another copy, from `make`. Without `make`, hooks are registered on the copy,
+    so the copy keeps the weights of its first call with gradients.
     """
 
     def __init__(self, runner: Runner, copied: LightCopy | None, make: Callable[[], LightCopy] | None = None) -> None:
         network = runner.network if copied is None else copied.root
         super().__init__(network, runner.weights, runner.point_values, evaluate=runner.evaluate, state=runner.state)
         self._copy, self._make = copied, make
-        self.is_kept = False  # whether a module of the copy can run again
+        # Slots, their own values, and the weights that the copy keeps in them for the backward pass
+        self.left: tuple[list[tuple[dict[str, Any], str]], list[Any], list[Tensor]] | None = None
         self.places: Places = ([], [])  # slots that the last pass filled, if the network itself runs instead of a copy
         self._known: Decisions | None = None
         self._keeps_state = True
@@ -334,8 +354,12 @@ class Pass(Runner):
 
     def give_back(self) -> None:
         """After a pass, write back to the network the values that its own code assigned."""
-        if self._copy is not None and self._keeps_state and not self.evaluate:
-            self.unchanged = self._copy.write_back()
+        if self._copy is None or not self._keeps_state or self.evaluate:
+            return
+        slots, own, left = self.left or ([], [], [])
+        _fill(slots, own)
+        self.unchanged = self._copy.write_back()
+        _fill(slots, left)
 
     def call(
         self, values: WeightDict, args: Args, kwargs: Kwargs, *, protect: bool = True, method: str = "__call__"
@@ -352,48 +376,96 @@ class Pass(Runner):
                 named |= dict.fromkeys(aliases, values[name])
         if torch.compiler.is_compiling():
             return torch.func.functional_call(self.network, named, args, dict(kwargs), tie_weights=False)
-        if self.is_kept:
+        call = (named, args, kwargs, method)
+        if not torch.is_grad_enabled():
+            return self._call(*call)
+        if self._should_keep():
+            return self._keep(*call)
+        return self._call_and_notice(*call)
+
+    def _call_and_notice(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str) -> Any:
+        """Run the network. If it uses gradient checkpointing, run it again by a copy that keeps the weights."""
+        guarded, training, call = False, self.network.training, (named, args, kwargs, method)
+        known = training in self.state.passed
+        restore = None if known else backup(self.network.buffers() if training else (), owned_generators())
+        versions = (
+            [] if known else [(leaf, leaf._version) for leaf in _tensors(args, kwargs) if not leaf.is_inference()]
+        )
+        try:
+            with disable_saved_tensors_hooks(SAVES_TENSORS):
+                guarded = True
+                output = self._call(*call)
+                self.state.passed.add(training)
+                return output
+        except RuntimeError as error:
+            if SAVES_TENSORS not in str(error):
+                raise
+            compiled = type(error) is not RuntimeError  # compiled code gets the weights as arguments
+        if not guarded or (
+            compiled and self._copy is None
+        ):  # in the first case, the caller saves tensors in its own way
+            return self._call(*call) if self._copy is None or self._make is None else self._keep(*call)
+        self.state.checkpoints |= self._copy is not None
+        if restore is not None:
+            restore()
+        self._check_keeping(any(leaf._version != version for leaf, version in versions))
+        self._renew()
+        return self._keep(*call)
+
+    def _should_keep(self) -> bool:
+        if self._copy is None:
+            return False
+        return self.left is None if self._make is None else self.state.checkpoints and not transforming()
+
+    def _check_keeping(self, changed_inputs: bool) -> None:
+        """Raise `Checkpointing` if the pass cannot be repeated by a copy that keeps its weights."""
+        if transforming():
+            reason = "a function transform such as vmap is active"
+        elif self._copy is None:
+            reason = "a network with compiled parts cannot be copied"
+        elif self._make is None:
+            reason = "this method needs several passes of one network"
+        elif changed_inputs:
+            reason = "it changed its inputs in place before"
+        else:
+            return
+        raise Checkpointing(CHECKPOINTING.format(reason))
+
+    def _keep(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str) -> Any:
+        """Run the network by a copy that keeps the weights."""
+        if self._make is not None and self._copy is not None and (self.left or self._copy.shares_modules):
+            self.give_back()
             self._renew()
+        return self._call(named, args, kwargs, method, keep=True)
+
+    def _renew(self) -> None:
+        """Continue with another copy."""
+        assert self._make is not None
+        self._copy, self.left, self._known, self._keeps_state = self._make(), None, None, True
+        self.network = self._copy.root
+
+    def _call(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str, *, keep: bool = False) -> Any:
+        """Fill the slots and run the network. With `keep`, the weights stay in the slots."""
         recurrent = self.decisions().recurrent
         if recurrent:  # these layers keep a list of their weights and need contiguous plain tensors
             formed = {key: one.materialize() for key, one in named.items() if isinstance(one, StructuredWeight)}
             named = {name: value.contiguous() for name, value in {**named, **formed}.items()}
-        slots = self._slots_of(named)
+        slots, values = self._slots_of(named), list(named.values())
         before = [place[leaf] for place, leaf in slots]
-        for (place, leaf), value in zip(slots, named.values(), strict=True):
-            place[leaf] = value
+        _fill(slots, values)
         if recurrent:
             refresh_recurrent(self.network)
-        forgets, watched = _FORGETS.get(), self._copy if torch.is_grad_enabled() else None
-        references = [] if watched is None else watched.references(shared=bool(forgets))
         try:
             with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
                 output = getattr(self.network, method)(*args, **kwargs)
-            if watched is not None and watched.references(shared=bool(forgets)) != references:
-                self._keep(values, forgets)
+            if keep:
+                self.left = slots, before, values
             return output
         finally:
-            if not self.is_kept:
-                for (place, leaf), value in zip(slots, before, strict=True):
-                    place[leaf] = value
+            if not keep or self.left is None:
+                _fill(slots, before)
                 if recurrent:
                     refresh_recurrent(self.network)
-
-    def _keep(self, values: WeightDict, forgets: str) -> None:
-        """Leave the weights in the copy, or raise an error if the backward pass would see other weights."""
-        if forgets:
-            raise RuntimeError(CHECKPOINTING.format(forgets))
-        if any(isinstance(value, LocalWeight) for value in values.values()):
-            raise RuntimeError(CHECKPOINTING.format("local reparameterization would draw other noise"))
-        self.is_kept = True
-
-    def _renew(self) -> None:
-        """Continue with another copy."""
-        if self._make is None:
-            raise RuntimeError(CHECKPOINTING.format("this method runs one network several times"))
-        self.give_back()
-        self._copy, self.is_kept, self._known = self._make(), False, None
-        self.network = self._copy.root
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
         """Whether the gradient of a recurrent layer in evaluation mode may be needed. The cuDNN kernels have none."""
@@ -438,6 +510,12 @@ class Pass(Runner):
         try:
             found = partial(self._vmap, {**values, **together}, args, kwargs)
             return self.decisions().vmaps.run(found, "draws")
+        except Checkpointing:
+            if self._make is None:
+                self.decisions().vmaps.refused.add("draws")
+            else:
+                self._renew()
+            return self._loop(values, args, kwargs, buffers)
         except (RuntimeError, ValueError, SlowVmap) as refusal:
             # Errors in the caller's inputs are raised here, with a plain message.
             outputs = self._loop(values, args, kwargs, buffers)
@@ -446,7 +524,7 @@ class Pass(Runner):
 
     def _work(self, args: Args, kwargs: Kwargs) -> int:
         """Approximate number of operations of a pass: two per weight for each row, or each token, of the largest input."""
-        inputs = [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor) and leaf.ndim]
+        inputs = [leaf for leaf in _tensors(args, kwargs) if leaf.ndim]
         rows = [leaf.numel() // max(leaf.shape[-1], 1) if leaf.is_floating_point() else leaf.numel() for leaf in inputs]
         return 2 * max(rows, default=0) * self.state.numel
 
@@ -457,8 +535,6 @@ class Pass(Runner):
 
         def one(weights: dict[str, Tensor]) -> Any:
             tree, build = as_tree(self.call(weights, *inputs.take(), protect=False))
-            if self.is_kept:
-                raise RuntimeError(CHECKPOINTING.format("vmap runs all draws together"))
             rebuild.append(build)
             return tree
 

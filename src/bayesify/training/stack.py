@@ -24,15 +24,13 @@ from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors.fixed import Varied
-from bayesify.running.runner import NO_BATCHING_RULE, SlowVmap, Vmaps, forgetting
+from bayesify.running.runner import NO_BATCHING_RULE, SlowVmap, Vmaps
 from bayesify.training.batches import StackedBatch
 from bayesify.training.perceptrons import Perceptrons, run_all
 from bayesify.weights.module_state import swapped
 
 SEPARATOR = "|"
 """Replaces the dots in names of stacked parameters, because torch allows no dots there."""
-ONE_NETWORK = "a ModelStack runs all its models by one network"
-"""Why a network in a stack must not use gradient checkpointing."""
 PREFIX = "likelihood."
 """Prefix of the names of a likelihood's parameters in a model."""
 
@@ -270,10 +268,7 @@ class ModelStack(nn.Module, Trainable):
             return run_all(x, fast, *weights)[0] if torch.is_grad_enabled() else fast.run(x, weights)
         template, values, found = self._template[0], self._values(), []
         for index, rows in enumerate(x):
-            with (
-                forgetting(ONE_NETWORK),
-                swapped(template, {name: values[key][index] for name, key in self._names.items()}),
-            ):
+            with swapped(template, {name: values[key][index] for name, key in self._names.items()}):
                 found.append(template(rows))
         return torch.stack(found)
 
@@ -376,7 +371,7 @@ class ModelStack(nn.Module, Trainable):
     ) -> tuple[Tensor, Tensor]:
         """Both terms of one model's objective, [S] each, by a copy of the first model with this model's parameters and buffers."""
         template = self._template[0]
-        with forgetting(ONE_NETWORK), swapped(template, {name: values[key] for name, key in self._names.items()}):
+        with swapped(template, {name: values[key] for name, key in self._names.items()}):
             found: tuple[Tensor, Tensor] = template.terms(batch, **options, generator=noise)
         return found
 

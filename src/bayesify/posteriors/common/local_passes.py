@@ -12,7 +12,7 @@ from torch import nn
 from bayesify.draws import Draws
 from bayesify.maths.noise import Randomness, source_of
 from bayesify.posteriors.common.base import Posterior
-from bayesify.running.generators import owned_generators
+from bayesify.running.generators import backup, owned_generators
 from bayesify.weights.structured import UsedAgain
 
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ def run_local(
         if not owned_generators():
             with suppress(Exception), torch.no_grad():  # `compute` will raise the same error
                 _until_known(lambda: _evaluate(draw(generator=torch.Generator().manual_seed(0)), *inputs), parts)
-        restore = _backup(network, generator)
+        restore = backup(network.buffers(), (*owned_generators(), *source_of(generator).generators()))
     result = _until_known(compute, parts, restore)
     for part in parts:
         part.looked = True
@@ -74,18 +74,3 @@ def _until_known(
                 part.materialized.add(again.name)
             if restore is not None:
                 restore()
-
-
-def _backup(network: nn.Module, generator: Randomness) -> Callable[[], None]:
-    """A function that restores, in place, the network's buffers and the random generators to their present state."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in network.buffers()]
-    states = [(one, one.get_state()) for one in (*owned_generators(), *source_of(generator).generators())]
-
-    @torch.no_grad()
-    def restore() -> None:
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        for one, state in states:
-            one.set_state(state)
-
-    return restore

@@ -31,12 +31,19 @@ from bayesify.posteriors.global_inducing.likelihood import (
 from bayesify.posteriors.global_inducing.maps import LinearMap, check_targets, start_outputs, trace
 from bayesify.priors import PriorDraw
 from bayesify.running.inputs_and_outputs import each, stack
-from bayesify.running.runner import Runner, SlowVmap, forgetting
+from bayesify.running.light_copies import EmptySlot
+from bayesify.running.runner import Runner, SlowVmap
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import NamedParameters
 from bayesify.weights.structured import StructuredWeight
 
 Step = Callable[[LinearMap, RegressionFactors | None], Tensor]
+
+
+class _Gone(EmptySlot):
+    """What the slots contain after the pass over the inducing inputs. The hooks that draw weights do not run again."""
+
+    remedy = "use another posterior than GlobalInducing"
 
 
 @dataclass(frozen=True)
@@ -300,9 +307,11 @@ class GlobalInducing(Posterior):
             names = [name for weight in self.weights for name in (weight.name, *weight.aliases)]
             slots = {name: owner_of(network, name) for name in names}
 
+            gone = None if network is runner.network else _Gone()
+
             def empty() -> None:
                 for owner, leaf in slots.values():
-                    owner._parameters[leaf] = None
+                    owner._parameters[leaf] = gone  # type: ignore[assignment]
 
             hooks.callback(empty)
 
@@ -326,7 +335,6 @@ class GlobalInducing(Posterior):
             for path in dict.fromkeys(entry.hooked for entry in self.maps.values()):
                 hooked = network.get_submodule(path)
                 hooks.callback(hooked.register_forward_pre_hook(partial(meet, path), with_kwargs=True).remove)
-            hooks.enter_context(forgetting("global inducing points draw weights during the pass"))
             with torch.autocast(device, how.autocast, how.autocast is not None, cache_enabled=False):
                 own.call(others, *self.inducing_inputs.arguments(low))
         return {name: drawn[name] for name in self.sizes()}
