@@ -9,7 +9,7 @@ from typing import Any, ClassVar, overload
 import torch
 from torch import Tensor
 
-from bayesify.predictive.base import Outputs
+from bayesify.predictive.base import Joined, Outputs
 from bayesify.running.inputs_and_outputs import (
     Args,
     Kwargs,
@@ -138,8 +138,10 @@ class Draws:
                 rows, cost, few = self._rows_within(runner, args, kwargs, budget, output)
                 size = len(self) * total * cost.output
             if keep or (keep is None and size <= budget):
-                kept = list(chunks(runner, self))
-                return Outputs(kept=kept[0] if len(kept) == 1 else torch.cat(kept, dim=1))
+                kept = Joined(1, total)
+                for chunk in chunks(runner, self):
+                    kept.add(chunk)
+                return Outputs(kept=kept.all())
         frozen = self._copied(self.runner.evaluating().snapshot())
         return Outputs(chunks=lambda: chunks(frozen.runner, frozen))
 

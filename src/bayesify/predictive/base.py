@@ -19,6 +19,51 @@ Result = TypeVar("Result")
 """A tensor, or a tuple of tensors."""
 
 
+class Joined:
+    """Tensors joined along an axis, as by `torch.cat`, where each tensor is copied and freed as soon as it is added.
+
+    Small results that stay in memory between the large activations of the chunks would split the memory that each chunk frees.
+    The next chunk would then need new memory, and the process would grow with the number of chunks (on Linux, to many times the
+    memory in use).
+
+    Tensors that require gradients are kept, and joined by `torch.cat`.
+
+    Args:
+        axis: The axis along which tensors are joined.
+        size: The total length along this axis, if it is known.
+    """
+
+    def __init__(self, axis: int = 0, size: int = 0) -> None:
+        self._axis, self._size, self._filled = axis, size, 0
+        self._room: Tensor | None = None
+        self._parts: list[Tensor] = []
+
+    def add(self, part: Tensor) -> None:
+        """Add a tensor at the end."""
+        whole = self._room is None and part.shape[self._axis] >= self._size > 0
+        if whole or part.requires_grad or self._parts:
+            self._parts += [part] if self._room is None else [self.all(), part]
+            self._room = None
+            return
+        end = self._filled + part.shape[self._axis]
+        if self._room is None or end > self._room.shape[self._axis]:
+            shape = list(part.shape)
+            shape[self._axis] = max(end, 2 * self._filled, self._size)
+            room = part.new_empty(shape)
+            if self._room is not None:
+                room.narrow(self._axis, 0, self._filled).copy_(self.all())
+            self._room = room
+        self._room.narrow(self._axis, self._filled, end - self._filled).copy_(part)
+        self._filled = end
+
+    def all(self) -> Tensor:
+        """The joined tensor."""
+        if self._room is None:
+            return self._parts[0] if len(self._parts) == 1 else torch.cat(self._parts, self._axis)
+        filled = self._room.narrow(self._axis, 0, self._filled)
+        return self._room if self._filled == self._room.shape[self._axis] else filled.clone()
+
+
 class Outputs:
     """The network's outputs for each draw, [S, B, ...]. The outputs are stored in memory, or they are computed again chunk by
     chunk whenever they are needed.
@@ -68,10 +113,16 @@ class Outputs:
                 tensor, or a tuple of tensors, with examples on the first axis.
             rowwise: Tensors with one row per example.
         """
-        results, start = [], 0
+        results: list[Joined] = []
+        start, several = 0, False
         for chunk in self:
             rows = slice(start, start + chunk.shape[1])
-            results.append(function(chunk, *(tensor[rows] for tensor in rowwise)))
+            found = function(chunk, *(tensor[rows] for tensor in rowwise))
+            several = isinstance(found, tuple)
+            parts = cast(tuple[Tensor, ...], found if several else (found,))
+            results = results or [Joined() for _ in parts]
+            for result, part in zip(results, parts, strict=True):
+                result.add(part)
             start = rows.stop
         for tensor in rowwise:
             if tensor.shape[0] != start:
@@ -79,9 +130,8 @@ class Outputs:
                     f"Predictive: there are {tensor.shape[0]} targets for {start} predictions; give one "
                     "target per example"
                 )
-        if isinstance(results[0], tuple):
-            return cast(Result, tuple(torch.cat(parts) for parts in zip(*results, strict=True)))
-        return cast(Result, torch.cat(cast(list[Tensor], results)))
+        joined = tuple(result.all() for result in results)
+        return cast(Result, joined if several else joined[0])
 
 
 _OF_REGRESSION = {"mean", "variance", "std", "epistemic", "aleatoric", "quantile", "interval", "cdf", "crps"}
