@@ -8,6 +8,19 @@ import torch
 from bayesify.predictive.base import Joined
 
 
+def test_other_types_and_shapes() -> None:
+    for other in (torch.ones(1, 2, dtype=torch.float64), torch.ones(1, 1)):
+        joined, parts = Joined(), [torch.zeros(3, 2), other]
+        for part in parts:
+            joined.add(part)
+        if other.dtype == torch.float64:
+            assert joined.all().dtype == torch.float64
+            assert torch.equal(joined.all(), torch.cat(parts))
+        else:
+            with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+                joined.all()
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("size", [0, 3, 12])
 @pytest.mark.parametrize("lengths", [[12], [3, 3, 3, 3], [5, 7], [1] * 12, [8, 4, 0]])

@@ -8,6 +8,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ torch.manual_seed(1)
 X = torch.randn(40, 2, dtype=torch.float64)
 Y = (X[:, :1] * X[:, 1:]).sin()
 LOADER = DataLoader(TensorDataset(X, Y), batch_size=20)
+pytestmark = pytest.mark.filterwarnings("ignore:.*vmap refused")  # torch 2.6 says so once
 
 
 class Block(nn.Module):
@@ -61,9 +63,13 @@ def bayesian(posterior: Any = None, *inner: nn.Module) -> BayesianNetwork:
     return bayesify.bayesianize(net(*inner), posterior, likelihood=likelihoods.Gaussian(0.05))
 
 
-def gradients(bnn: BayesianNetwork, seed: int = 1, num_draws: int = 2) -> list[Tensor]:
+def elbo(bnn: BayesianNetwork, num_draws: int, seed: int = 1) -> Tensor:
+    return bnn.elbo(X, Y, num_data=40, num_draws=num_draws, generator=torch.Generator().manual_seed(seed))
+
+
+def gradients(bnn: BayesianNetwork, num_draws: int = 2) -> list[Tensor]:
     bnn.zero_grad()
-    bnn.elbo(X, Y, num_data=40, num_draws=num_draws, generator=torch.Generator().manual_seed(seed)).backward()
+    elbo(bnn, num_draws).backward()
     return [parameter.grad.clone() for parameter in bnn.parameters() if parameter.grad is not None]
 
 
@@ -332,12 +338,49 @@ def test_the_repeated_pass_updates_batch_statistics_once() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_inputs_that_were_changed_in_place_are_refused() -> None:
-    bnn = bayesify.bayesianize(nn.Sequential(nn.Tanh(), net()), posteriors.MeanField(), likelihood="gaussian")
-    bnn.network[0].forward = lambda x: x.mul_(2)
+class Doubling(nn.Module):
+    """Changes its inputs before a block that runs again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = net()
+
+    def forward(self, inputs: Any) -> Tensor:
+        if isinstance(inputs, dict):
+            inputs["x"] = inputs["x"] * 2
+            return self.inner(inputs["x"])
+        if isinstance(inputs, SimpleNamespace):
+            inputs.x = inputs.x * 2
+            return self.inner(inputs.x)
+        return self.inner(inputs.mul_(2))
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("inputs", [X, {"x": X}, SimpleNamespace(x=X)])
+def test_changed_inputs_are_refused(inputs: Any, known: bool) -> None:
+    """The pass cannot be repeated. The next pass is not repeated."""
+    draws = bayesify.bayesianize(Doubling(), posteriors.MeanField(), likelihood="gaussian").draw(1)
+    expected = draws(copy.deepcopy(inputs))
+    if not known:
+        draws.runner.state.passed.clear()
+    switch(draws.runner.network, True)
+    with pytest.raises(RuntimeError, match="it changed its inputs before; turn gradient checkpointing off"):
+        draws(copy.deepcopy(inputs))
+    torch.testing.assert_close(draws(copy.deepcopy(inputs)), expected)
+
+
+def test_a_network_that_renames_errors() -> None:
+    class Renaming(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            try:
+                return super().forward(x)
+            except RuntimeError as error:
+                raise ValueError("the network failed") from error
+
+    bnn = bayesify.bayesianize(Renaming(net()), posteriors.MeanField(), likelihood="gaussian")
+    expected = gradients(bnn)
     switch(bnn.network, True)
-    with pytest.raises(RuntimeError, match="it changed its inputs in place before; turn gradient checkpointing off"):
-        bnn.draw(1)(X.clone())
+    torch.testing.assert_close(gradients(bnn), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
@@ -354,6 +397,51 @@ def test_compiled_parts() -> None:
         else:
             with pytest.raises(RuntimeError, match="a network with compiled parts cannot be copied; turn gradient"):
                 gradients(bnn)
+
+
+class Storing(nn.Module):
+    """Runs an inner module, perhaps again, and stores a tensor in an attribute and a buffer."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again, self.inner, self.last = again, nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), None
+        self.register_buffer("steps", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.inner, x, use_reentrant=False) if self.again else self.inner(x)
+        self.last, self.steps = x.detach(), self.steps + 1
+        return x
+
+
+@pytest.mark.parametrize("num_draws", [1, 3])
+@pytest.mark.parametrize("around", [save_on_cpu, "checkpoint", None])
+def test_callers_may_save_tensors_in_their_own_way(around: Any, num_draws: int) -> None:
+    found = []
+    for again, outside in ((False, None), (False, around), (True, around)):
+        torch.manual_seed(0)
+        bnn = bayesify.bayesianize(Storing(again).double(), "mean_field", likelihood="gaussian")
+        for _ in range(2):
+            bnn.zero_grad()
+
+            bound = functools.partial(elbo, bnn, num_draws)
+            if outside == "checkpoint":
+                checkpoint(bound, use_reentrant=False).backward()
+            else:
+                with outside() if outside else nullcontext():
+                    bound().backward()
+        found.append([parameter.grad for parameter in bnn.parameters() if parameter.grad is not None])
+        copy.deepcopy(bnn).predict(X)
+    torch.testing.assert_close(found[1:], [found[0]] * 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # of torch's own decompositions
+@pytest.mark.parametrize("again", [False, True])
+def test_function_transforms(again: bool) -> None:
+    draws = bayesify.bayesianize(Storing(again).double(), "mean_field", likelihood="gaussian").draw(1)
+    x = X[:4].clone().requires_grad_()
+    (expected,) = torch.autograd.grad(draws(x).sum(), x)
+    found = torch.func.jacfwd(lambda x: draws(x).sum())(X[:4])
+    torch.testing.assert_close(found, expected)
 
 
 class Odd(nn.Module):

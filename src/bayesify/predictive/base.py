@@ -41,7 +41,7 @@ class Joined:
     def add(self, part: Tensor) -> None:
         """Add a tensor at the end."""
         whole = self._room is None and part.shape[self._axis] >= self._size > 0
-        if whole or part.requires_grad or self._parts:
+        if whole or part.requires_grad or self._parts or not self._takes(part):
             self._parts += [part] if self._room is None else [self.all(), part]
             self._room = None
             return
@@ -55,6 +55,14 @@ class Joined:
             self._room = room
         self._room.narrow(self._axis, self._filled, end - self._filled).copy_(part)
         self._filled = end
+
+    def _takes(self, part: Tensor) -> bool:
+        """Whether a tensor has the type and shape of the others, except along the axis. `torch.cat` treats the other tensors."""
+        if self._room is None:
+            return True
+        shape = list(part.shape)
+        shape[self._axis] = self._room.shape[self._axis]
+        return shape == list(self._room.shape) and part.dtype == self._room.dtype
 
     def all(self) -> Tensor:
         """The joined tensor."""

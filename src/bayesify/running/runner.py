@@ -46,20 +46,11 @@ MIN_OPERATIONS_FOR_LOOP = 2**37
 """A pass with at least this many operations keeps a GPU busy for longer than the host takes to launch it. For such passes, a loop
 is faster than `vmap`. On an H200, with GPT-2 in bfloat16, 8 x 512 tokens and five draws, `vmap` takes as long as 1.14 passes for
 an existing draw, and a loop takes 1.09 passes even for a fresh draw."""
-CHECKPOINTING = (
-    "the network runs layers again in the backward pass (gradient checkpointing), but {}; turn gradient checkpointing off (Hugging "
-    "Face: model.gradient_checkpointing_disable())"
-)
-SAVES_TENSORS = (
-    "bayesify: the network saves tensors for the backward pass in its own way, as gradient checkpointing does"
-)
+CHECKPOINTS = "the network runs layers again in the backward pass (gradient checkpointing)"
+TURN_OFF = "turn gradient checkpointing off (Hugging Face: model.gradient_checkpointing_disable())"
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 FILTERS = threading.RLock()
 """Lock held while warnings are turned off or turned into errors, because this affects all threads."""
-
-
-class Checkpointing(RuntimeError):
-    """Raised if a network saves tensors in its own way, as gradient checkpointing does, where this is impossible."""
 
 
 def _fill(slots: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any]) -> None:
@@ -69,6 +60,21 @@ def _fill(slots: Sequence[tuple[dict[str, Any], str]], values: Sequence[Any]) ->
 
 def _tensors(args: Args, kwargs: Kwargs) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
+
+
+def _state_of(args: Args, kwargs: Kwargs) -> list[tuple[int, int]]:
+    """A list that changes if a network changes its inputs in place: ids of all leaves, also of objects, and versions of tensors."""
+    leaves = args
+    if kwargs or set(map(type, args)) != _PLAIN:
+        found = pytree.tree_leaves((args, dict(kwargs)))
+        objects = (vars(leaf) for leaf in found if not isinstance(leaf, (Tensor, type)) and hasattr(leaf, "__dict__"))
+        leaves = (*found, *pytree.tree_leaves(list(objects)))
+    return [(id(leaf), leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0) for leaf in leaves]
+
+
+def _is_noticed(error: BaseException | None) -> bool:
+    """Whether an error, or an error from which it was raised, says that the network uses gradient checkpointing."""
+    return error is not None and (CHECKPOINTS in str(error) or _is_noticed(error.__cause__ or error.__context__))
 
 
 class SlowVmap(Exception):
@@ -304,9 +310,10 @@ class Runner:
         return outputs
 
     def refuse_vmap(self, refusal: Exception) -> None:
-        """Record that `vmap` cannot run the network. Warn about it, unless the reason is that `vmap` is slow."""
+        """Record that `vmap` cannot run the network. Warn about it, unless the reason is that `vmap` is slow, or
+        gradient checkpointing."""
         self.decisions().vmaps.refused.add("draws")
-        if not isinstance(refusal, SlowVmap):
+        if not isinstance(refusal, SlowVmap) and not _is_noticed(refusal):
             reason = str(refusal).strip().splitlines()[0]
             name = type(self.network).__name__
             warnings.warn(
@@ -379,57 +386,51 @@ class Pass(Runner):
         call = (named, args, kwargs, method)
         if not torch.is_grad_enabled():
             return self._call(*call)
-        if self._should_keep():
-            return self._keep(*call)
-        return self._call_and_notice(*call)
+        if self._copy is None or (self.left if self._make is None else not self.state.checkpoints or transforming()):
+            return self._call_and_notice(*call)
+        return self._keep(*call)
 
     def _call_and_notice(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str) -> Any:
         """Run the network. If it uses gradient checkpointing, run it again by a copy that keeps the weights."""
-        guarded, training, call = False, self.network.training, (named, args, kwargs, method)
+        guarded, call, before = False, (named, args, kwargs, method), _state_of(args, kwargs)
+        training = self.network.training
         known = training in self.state.passed
-        restore = None if known else backup(self.network.buffers() if training else (), owned_generators())
-        versions = (
-            [] if known else [(leaf, leaf._version) for leaf in _tensors(args, kwargs) if not leaf.is_inference()]
-        )
+        restore = None if known else backup(() if transforming() else self.network.buffers(), owned_generators())
         try:
-            with disable_saved_tensors_hooks(SAVES_TENSORS):
+            with disable_saved_tensors_hooks(CHECKPOINTS):
                 guarded = True
                 output = self._call(*call)
                 self.state.passed.add(training)
                 return output
-        except RuntimeError as error:
-            if SAVES_TENSORS not in str(error):
+        except Exception as error:
+            if not _is_noticed(error):
                 raise
-            compiled = type(error) is not RuntimeError  # compiled code gets the weights as arguments
-        if not guarded or (
-            compiled and self._copy is None
-        ):  # in the first case, the caller saves tensors in its own way
-            return self._call(*call) if self._copy is None or self._make is None else self._keep(*call)
-        self.state.checkpoints |= self._copy is not None
+            by_compiler = type(error).__module__.startswith(
+                "torch._dynamo"
+            )  # compiled code gets the weights as arguments
+        if guarded and not by_compiler:
+            self._check_repetition(_state_of(args, kwargs) != before)
+            self.state.checkpoints = True
         if restore is not None:
             restore()
-        self._check_keeping(any(leaf._version != version for leaf, version in versions))
-        self._renew()
+        if self._make is None or transforming():
+            return self._call(*call)
+        if guarded:
+            self._renew()
         return self._keep(*call)
 
-    def _should_keep(self) -> bool:
+    def _check_repetition(self, changed_inputs: bool) -> None:
+        """Raise an error if the pass cannot be repeated by a copy that keeps its weights."""
         if self._copy is None:
-            return False
-        return self.left is None if self._make is None else self.state.checkpoints and not transforming()
-
-    def _check_keeping(self, changed_inputs: bool) -> None:
-        """Raise `Checkpointing` if the pass cannot be repeated by a copy that keeps its weights."""
-        if transforming():
-            reason = "a function transform such as vmap is active"
-        elif self._copy is None:
             reason = "a network with compiled parts cannot be copied"
         elif self._make is None:
             reason = "this method needs several passes of one network"
         elif changed_inputs:
-            reason = "it changed its inputs in place before"
+            self.state.checkpoints = True
+            reason = "it changed its inputs before"
         else:
             return
-        raise Checkpointing(CHECKPOINTING.format(reason))
+        raise RuntimeError(f"{CHECKPOINTS}, but {reason}; {TURN_OFF}")
 
     def _keep(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str) -> Any:
         """Run the network by a copy that keeps the weights."""
@@ -451,8 +452,10 @@ class Pass(Runner):
             formed = {key: one.materialize() for key, one in named.items() if isinstance(one, StructuredWeight)}
             named = {name: value.contiguous() for name, value in {**named, **formed}.items()}
         slots, values = self._slots_of(named), list(named.values())
-        before = [place[leaf] for place, leaf in slots]
-        _fill(slots, values)
+        before = []
+        for (place, leaf), value in zip(slots, values, strict=True):
+            before.append(place[leaf])
+            place[leaf] = value
         if recurrent:
             refresh_recurrent(self.network)
         try:
@@ -510,16 +513,14 @@ class Pass(Runner):
         try:
             found = partial(self._vmap, {**values, **together}, args, kwargs)
             return self.decisions().vmaps.run(found, "draws")
-        except Checkpointing:
-            if self._make is None:
-                self.decisions().vmaps.refused.add("draws")
-            else:
-                self._renew()
-            return self._loop(values, args, kwargs, buffers)
         except (RuntimeError, ValueError, SlowVmap) as refusal:
             # Errors in the caller's inputs are raised here, with a plain message.
+            noticed = self._make is not None and _is_noticed(refusal)
+            if noticed:
+                self._renew()
             outputs = self._loop(values, args, kwargs, buffers)
-            self.refuse_vmap(refusal)
+            if not noticed:
+                self.refuse_vmap(refusal)
             return outputs
 
     def _work(self, args: Args, kwargs: Kwargs) -> int:
@@ -538,7 +539,8 @@ class Pass(Runner):
             rebuild.append(build)
             return tree
 
-        outputs = torch.func.vmap(one, randomness="different")(dict(values))
+        with disable_saved_tensors_hooks(CHECKPOINTS) if torch.is_grad_enabled() else nullcontext():
+            outputs = torch.func.vmap(one, randomness="different")(dict(values))
         return rebuild[0](outputs)
 
     def _rows(self, values: WeightDict, args: Args, kwargs: Kwargs) -> Any:

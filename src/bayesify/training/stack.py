@@ -10,6 +10,7 @@ from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.utils import _pytree as pytree
@@ -24,7 +25,7 @@ from bayesify.posteriors.common.base import Posterior
 from bayesify.posteriors.ensemble import Ensemble
 from bayesify.predictor import Batch, Phase, Trainable
 from bayesify.priors.fixed import Varied
-from bayesify.running.runner import NO_BATCHING_RULE, SlowVmap, Vmaps
+from bayesify.running.runner import CHECKPOINTS, NO_BATCHING_RULE, SlowVmap, Vmaps
 from bayesify.training.batches import StackedBatch
 from bayesify.training.perceptrons import Perceptrons, run_all
 from bayesify.weights.module_state import swapped
@@ -353,7 +354,8 @@ class ModelStack(nn.Module, Trainable):
         index = torch.arange(len(self), device=next(iter(values.values())).device)
         dims = pytree.tree_map(lambda leaf: axis if isinstance(leaf, Tensor) else None, rows)
         run = torch.func.vmap(one, in_dims=(0, 0, dims), randomness="different")
-        found: tuple[Tensor, Tensor] = self._vmaps.run(lambda: run(index, values, rows), "models")
+        with disable_saved_tensors_hooks(CHECKPOINTS):  # a loop keeps the weights of each pass
+            found: tuple[Tensor, Tensor] = self._vmaps.run(lambda: run(index, values, rows), "models")
         return found
 
     def _one_by_one(self, batch: Batch, options: _Options, sources: _Sources) -> tuple[Tensor, Tensor]:
