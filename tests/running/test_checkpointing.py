@@ -437,11 +437,15 @@ def test_callers_may_save_tensors_in_their_own_way(around: Any, num_draws: int) 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # of torch's own decompositions
 @pytest.mark.parametrize("again", [False, True])
 def test_function_transforms(again: bool) -> None:
-    draws = bayesify.bayesianize(Storing(again).double(), "mean_field", likelihood="gaussian").draw(1)
-    x = X[:4].clone().requires_grad_()
+    bnn = bayesify.bayesianize(Storing(again).double(), "mean_field", likelihood="gaussian")
+    draws, x = bnn.draw(1), X[:4].clone().requires_grad_()
     (expected,) = torch.autograd.grad(draws(x).sum(), x)
     found = torch.func.jacfwd(lambda x: draws(x).sum())(X[:4])
     torch.testing.assert_close(found, expected)
+    models = [bnn, copy.deepcopy(bnn)]
+    ModelStack(models, vectorize=True).terms(Batch(X, Y), num_data=40)
+    for model in models:  # no tensor of a transform is left in the network
+        copy.deepcopy(model).predict(X)
 
 
 class Odd(nn.Module):

@@ -360,8 +360,9 @@ class Pass(Runner):
         return original if self._copy is None else self._copy[original]
 
     def give_back(self) -> None:
-        """After a pass, write back to the network the values that its own code assigned."""
-        if self._copy is None or not self._keeps_state or self.evaluate:
+        """After a pass, write back to the network the values that its own code assigned. Values from within a function transform
+        are dropped, because they would be invalid after it."""
+        if self._copy is None or not self._keeps_state or self.evaluate or transforming():
             return
         slots, own, left = self.left or ([], [], [])
         _fill(slots, own)
