@@ -387,15 +387,15 @@ class Pass(Runner):
         call = (named, args, kwargs, method)
         if not torch.is_grad_enabled():
             return self._call(*call)
-        if self._copy is None or (self.left if self._make is None else not self.state.checkpoints or transforming()):
-            return self._call_and_notice(*call)
-        return self._keep(*call)
+        keeps = self.left is None if self._make is None else self.state.checkpoints and not transforming()
+        return self._keep(*call) if keeps and self._copy is not None else self._call_and_notice(*call)
 
     def _call_and_notice(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str) -> Any:
         """Run the network. If it uses gradient checkpointing, run it again by a copy that keeps the weights."""
         guarded, call, before = False, (named, args, kwargs, method), _state_of(args, kwargs)
         training = self.network.training
-        known = training in self.state.passed
+        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+        known = training in self.state.passed or capturing
         restore = None if known else backup(() if transforming() else self.network.buffers(), owned_generators())
         try:
             with disable_saved_tensors_hooks(CHECKPOINTS):
@@ -406,9 +406,8 @@ class Pass(Runner):
         except Exception as error:
             if not _is_noticed(error):
                 raise
-            by_compiler = type(error).__module__.startswith(
-                "torch._dynamo"
-            )  # compiled code gets the weights as arguments
+            # Compiled code gets the weights as arguments, so it may use gradient checkpointing.
+            by_compiler = type(error).__module__.startswith("torch._dynamo")
         if guarded and not by_compiler:
             self._check_repetition(_state_of(args, kwargs) != before)
             self.state.checkpoints = True

@@ -304,9 +304,8 @@ def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]
         for name in (weight.name, *weight.aliases):
             owner, leaf = owner_of(network, name)
             owner._parameters[leaf] = None
-            path, computed, _ = f".{name}".partition(
-                ".parametrizations."
-            )  # a computed weight belongs to the layer above
+            path, computed, _ = f".{name}".partition(".parametrizations.")
+            # A computed weight belongs to the layer above.
             make_gradients_plain(network.get_submodule(path[1:]) if computed else owner)
     refresh_recurrent(network)
     return values
