@@ -40,7 +40,7 @@ from bayesify.weights.batch_statistics import (
     running_statistics,
     same_choice,
 )
-from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, take_out
+from bayesify.weights.catalog import Weight, catalog, group_layers, owner_of, put_in, restore_gradients, take_out
 from bayesify.weights.layout import NetworkLayout
 from bayesify.weights.module_state import below, copy_network, fingerprint, prefixed, put_tensors, tensors_of
 from bayesify.weights.named_parameters import first_parameter
@@ -536,7 +536,7 @@ class BayesianNetwork(nn.Module, Drawable, Trainable, Generic[Kind]):
         put_in(plain, list(self._weights.values()), means)
         for part in self.posteriors:
             part.average_buffers(plain)
-        return plain
+        return plain.apply(restore_gradients)
 
     # -- description -----------------------------------------------------------------------------------------------
 

@@ -344,6 +344,15 @@ def test_what_draws_cannot_do_is_said() -> None:
     with pytest.raises(ValueError, match="checkpoint= works only with covariance='sampled'"):
         bayesify.Laplace(net, "categorical", covariance="diagonal").fit(data, checkpoint="draws")
 
+    words, targets = torch.randint(6, (9, 2)), torch.randint(4, (9,))
+    bag = nn.Sequential(nn.EmbeddingBag(6, 4))
+    table = nn.Sequential(nn.Embedding(6, 2, max_norm=0.5), nn.Flatten(), nn.Linear(4, 4))
+    for other, operation in ((bag, "embedding_bag"), (table, "embedding_renorm")):
+        with pytest.raises(
+            ValueError, match=rf"cannot compute for this network .*{operation}.*; use covariance='kronecker'"
+        ):
+            bayesify.Laplace(other, "categorical", covariance="sampled").fit([(words, targets)])
+
     class Changing:
         def __iter__(self):
             return iter([(torch.randn_like(data[0][0]), data[0][1])])

@@ -304,6 +304,17 @@ def test_the_final_noise_does_not_count_the_epistemic_variance_twice():
         assert (ratio * residual - spread > residual) is (std == 0.01)
 
 
+@pytest.mark.parametrize("option", ["sparse", "scale_grad_by_freq"])
+def test_the_ratio_of_new_rows_does_not_depend_on_what_a_table_does_to_its_gradients(option):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Embedding(20, 4), nn.Flatten(), nn.Linear(8, 1))
+    batches = [parse_batch((torch.randint(20, (100, 2)), torch.randn(100, 1)))]
+    expected = new_rows_ratio(copy.deepcopy(net), batches, 0.1, 100, None)
+    assert expected > 1.1
+    setattr(net[0], option, True)
+    assert new_rows_ratio(net, batches, 0.1, 100, None) == expected
+
+
 @pytest.mark.parametrize("name", ["rank_one", "dropout"])
 def test_draws_of_a_trained_classifier_start_only_a_little_worse(name):
     """The loss grows about as the square of the scales, by which they are chosen. A fresh network keeps its wide start."""

@@ -202,7 +202,8 @@ def test_the_gradient_of_a_table_is_dense_and_that_of_the_objective(
         generator = torch.Generator().manual_seed(0)
         bnn.elbo(words, torch.zeros(3, 2), num_data=3, num_draws=2, generator=generator).backward()
         gradients.append([parameter.grad for parameter in bnn.parameters() if parameter.grad is not None])
-        assert net.table.sparse == net.table.scale_grad_by_freq == odd
+        for table in (net.table, bnn.mean_network().table):
+            assert table.sparse == table.scale_grad_by_freq == odd
     for dense, other in zip(*gradients, strict=True):
         torch.testing.assert_close(dense, other)
 

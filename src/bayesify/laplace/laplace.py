@@ -334,7 +334,7 @@ class Laplace(Drawable):
         if self.covariance in ("kronecker", "sampled"):
             self._check_whole(self.subset)
         if self.covariance == "sampled":
-            self._solve_draws(examples, checkpoint)
+            self._solve_draws(examples, few, checkpoint)
         else:
             self._fit_covariance(examples, first.x)
         if variance is not None and isinstance(self.posterior, FullCovariance) and not self.marginal:
@@ -511,10 +511,11 @@ class Laplace(Drawable):
         if not self.sampling.stays_on_host(size):
             check_budget("kronecker", size, self.weights, self.dtype, self.memory - taken)
 
-    def _solve_draws(self, examples: Examples, checkpoint: str | Path | None) -> None:
-        """Compute draws from the linearized posterior over the chosen weights; see `Equations`."""
+    def _solve_draws(self, examples: Examples, few: tuple[Any, Any], checkpoint: str | Path | None) -> None:
+        """Compute draws from the linearized posterior over the chosen weights; see `Equations`. `few` are inputs of some rows."""
         subset = self.subset
         assert subset is not None
+        self._check_pushes(subset, few)
         prior = None if self._scales_by_curvature else self._prior(subset)
         sampling, home = self.sampling, self._draws_home(subset)
         file = None if checkpoint is None else DrawsFile(Path(checkpoint), self._draws_settings(subset))
@@ -759,6 +760,20 @@ class Laplace(Drawable):
                     f"{subset.weights[name].numel} entries of {name} are chosen; use covariance='full', or choose "
                     "the subset by names"
                 )
+
+    def _check_pushes(self, subset: Subset, few: tuple[Any, Any]) -> None:
+        """Raise `ValueError` before any long computation if torch cannot push a change of the weights through the network."""
+        try:
+            zeros = torch.zeros(1, subset.size, dtype=self.dtype, device=self.device)
+            self._jacobians(subset.names).push(*few, subset.spread(zeros))
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).partition(".")[0]
+            raise ValueError(
+                "Laplace: covariance='sampled' needs forward-mode derivatives, which torch cannot compute for this network "
+                f"({reason}); use covariance='kronecker' or 'diagonal'"
+            ) from error
 
     def _curvature(
         self,

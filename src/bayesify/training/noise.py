@@ -26,7 +26,7 @@ from bayesify.running.runner import Runner
 from bayesify.training.batches import total_count
 from bayesify.training.validation import Totals, predict_plain
 from bayesify.training.watch import start_network
-from bayesify.weights.catalog import catalog, owner_of, put_in
+from bayesify.weights.catalog import catalog, make_gradients_plain, owner_of, put_in
 from bayesify.weights.module_state import prefixed, swapped
 
 MAX_EXAMPLES = 8192
@@ -242,7 +242,7 @@ def new_rows_ratio(
     network: nn.Module, batches: Sequence[Batch], residual: float, num_data: int, output: str | int | None
 ) -> float:
     """`held_out_ratio` of a plain network; 1 if the network cannot be linearized."""
-    network, weights = network.eval(), catalog(network).trainable
+    network, weights = network.eval().apply(make_gradients_plain), catalog(network).trainable
     try:
         inputs = [checked_inputs(batch.x) for batch in batches]
         runner, counts = Runner(network, weights, evaluate=True), [batch.counts for batch in batches]

@@ -313,9 +313,17 @@ def take_out(network: nn.Module, weights: Sequence[Weight]) -> dict[str, Tensor]
 
 def make_gradients_plain(module: nn.Module) -> None:
     """Turn off, in place, what embeddings do to the gradients of their tables: gradients are then dense (`sparse`), and those of
-    the objective (`scale_grad_by_freq`)."""
+    the objective (`scale_grad_by_freq`). `restore_gradients` undoes this."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        # A module that the network uses twice comes here twice.
+        vars(module).setdefault("given_gradients", (module.sparse, module.scale_grad_by_freq))
         module.sparse = module.scale_grad_by_freq = False
+
+
+def restore_gradients(module: nn.Module) -> None:
+    """Undo `make_gradients_plain`, in place."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and "given_gradients" in vars(module):
+        module.sparse, module.scale_grad_by_freq = vars(module).pop("given_gradients")
 
 
 def put_in(network: nn.Module, weights: Sequence[Weight], values: Mapping[str, Tensor]) -> None:
