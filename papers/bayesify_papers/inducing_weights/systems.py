@@ -345,7 +345,8 @@ def schedule_options(recipe: Recipe, steps: int) -> dict[str, Any]:
 
     def one_cycle(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.OneCycleLR:
         rates, total = [group["lr"] for group in optimizer.param_groups], recipe.epochs * steps + 1
-        return torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total, pct_start=0.2, cycle_momentum=False)
+        share = max(0.2, 2 / total)  # at a share of 1 / total, the rise has no steps, and torch divides by zero
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total, pct_start=share, cycle_momentum=False)
 
     return {"scheduler": one_cycle, "steps": Steps(scheduler="step")}
 

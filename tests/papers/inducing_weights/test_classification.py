@@ -106,6 +106,21 @@ def test_one_cycle_rises_and_falls_for_every_group():
     assert rates[-1] < 0.01 * max(rates)
 
 
+@pytest.mark.parametrize("steps", range(1, 13))
+def test_one_cycle_suits_a_run_of_few_steps(steps):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(()))], lr=1.0)
+    scheduler = schedule_options(Recipe(epochs=1, schedule="one_cycle"), steps)["scheduler"](optimizer)
+    rates = [optimizer.param_groups[0]["lr"]]
+    for _ in range(steps):
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    top = rates.index(max(rates))
+    assert 0 < top <= max(1, 0.2 * steps)
+    assert rates == sorted(rates[:top]) + sorted(rates[top:], reverse=True)
+    assert max(rates) > 0.9
+
+
 @pytest.mark.slow
 def test_baselines_start_from_the_point_estimate(tmp_path):
     options = ["--smoke", "--out", str(tmp_path), "--systems", "deterministic", *BASELINES]
