@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import bayesify
 from bayesify import likelihoods, posteriors, subnetwork
@@ -55,6 +57,77 @@ def test_every_draw_sees_the_same_inputs(form: str) -> None:
     with torch.no_grad():
         outputs = bnn.draw(3)(*given) if form == "dict" else bnn.draw(3)(given)
     torch.testing.assert_close(outputs, want.expand(3, -1, -1), rtol=1e-8, atol=1e-8)
+
+
+class Store:
+    """Holds the tensors of `Graphs`."""
+
+    x: Tensor
+
+
+class Graphs:
+    """A batch in the manner of graph libraries: attributes are those of a store."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.__dict__["_store"] = Store()
+        self.x = x
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["_store"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._store, name, value)
+
+
+BATCHES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], Callable[[Any, Tensor], None]]] = {
+    "dict": (lambda x: {"x": x}, lambda batch: batch["x"], lambda batch, x: batch.update(x=x)),
+    "list": (lambda x: [x], lambda batch: batch[0], lambda batch, x: batch.__setitem__(0, x)),
+    "object": (lambda x: SimpleNamespace(x=x), lambda batch: batch.x, lambda batch, x: setattr(batch, "x", x)),
+    "dict of an object": (
+        lambda x: SimpleNamespace(data={"x": x}),
+        lambda batch: batch.data["x"],
+        lambda batch, x: batch.data.update(x=x),
+    ),
+    "graphs": (Graphs, lambda batch: batch.x, lambda batch, x: setattr(batch, "x", x)),
+}
+"""For each kind of batch: how it is made, read and changed."""
+
+
+class Replaces(nn.Module):
+    """Puts another tensor in the place of its input, twice."""
+
+    def __init__(self, kind: str, way: str) -> None:
+        super().__init__()
+        self.way, (_, self.read, self.write) = way, BATCHES[kind]
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+
+    def forward(self, batch: Any) -> Tensor:
+        self.write(batch, self.read(batch) - 3)
+        self.write(batch, self.read(batch) / 2)
+        x = self.read(batch)
+        if self.way == "checkpointing":
+            return checkpoint(self.inner, x, use_reentrant=False)
+        output = self.inner(x)
+        return 0 * output if self.way == "loop" and bool((output > 1e9).any()) else output
+
+
+@pytest.mark.filterwarnings("ignore:.*vmap refused")
+@pytest.mark.parametrize("way", ["vmap", "loop", "checkpointing"])
+@pytest.mark.parametrize("kind", BATCHES)
+def test_every_draw_sees_the_same_batch(kind: str, way: str) -> None:
+    """The batch of the caller stays, too."""
+    make, read, _ = BATCHES[kind]
+    x = torch.randn(6, 4, dtype=torch.float64)
+    bnn = bayesify.bayesianize(Replaces(kind, way), posteriors.MeanField(0.3), likelihood=likelihoods.Gaussian(0.1))
+    with torch.no_grad():
+        want = [draw(make(x)) for draw in bnn.draw(3, generator=torch.Generator().manual_seed(0))]
+    for _ in range(2):
+        batch = make(x)
+        found = bnn.draw(3, generator=torch.Generator().manual_seed(0))(batch)
+        torch.testing.assert_close(found, torch.stack(want))
+        assert read(batch) is x
 
 
 @pytest.mark.parametrize("covariance", ["full", "kronecker", "diagonal"])

@@ -338,6 +338,66 @@ def test_the_repeated_pass_updates_batch_statistics_once() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
+def test_the_repeated_pass_updates_statistics_of_members_once() -> None:
+    found = []
+    for on in (False, True):
+        network = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), net()).double()
+        posterior = posteriors.Ensemble(2)
+        bnn = bayesify.bayesianize(network, posterior, likelihood="gaussian", batch_statistics="train").train()
+        switch(bnn.network, on)
+        gradients(bnn, num_draws=2)
+        found.append({name: value for name, value in bnn.named_buffers() if "num_batches_tracked" in name})
+    assert max(int(value.max()) for value in found[0].values()) == 1
+    torch.testing.assert_close(found[1], found[0])
+
+
+class Counting(nn.Module):
+    """Counts its passes in a buffer that it changes in place; another buffer is a view of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("scale", torch.full((1,), 2.0, dtype=torch.float64).expand(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count.add_(1)
+        return x * self.scale
+
+
+@pytest.mark.parametrize("num_draws", [1, 2])
+def test_the_repeated_pass_counts_once(num_draws: int) -> None:
+    """The loop after a refused `vmap`, too, has one pass for each draw."""
+    network = nn.Sequential(Counting(), net())
+    bnn = bayesify.bayesianize(network, "mean_field", likelihood="gaussian").train()
+    switch(bnn.network, True)
+    for index in range(1, 4):
+        gradients(bnn, num_draws=num_draws)
+        assert int(bnn.network[0].count) == index * num_draws
+
+
+def test_a_graph_in_use_keeps_its_buffers() -> None:
+    """The first pass with checkpointing restores the statistics without a trace in the graph of an earlier pass."""
+    bnn = bayesify.bayesianize(nn.Sequential(nn.BatchNorm1d(2), net()).double(), "mean_field", likelihood="gaussian")
+    clean = bnn.eval()(X)
+    switch(bnn.network, True)
+    (bnn.train()(X) - clean).square().mean().backward()
+
+
+def test_an_error_that_is_its_own_cause() -> None:
+    class Raising(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.layer(x)
+            error = KeyError("mine")
+            raise error from error
+
+    with pytest.raises(KeyError, match="mine"):
+        bayesify.bayesianize(Raising().double(), "mean_field", likelihood="gaussian").draw(1)(X)
+
+
 class Doubling(nn.Module):
     """Changes its inputs before a block that runs again."""
 
@@ -357,16 +417,18 @@ class Doubling(nn.Module):
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("inputs", [X, {"x": X}, SimpleNamespace(x=X)])
-def test_changed_inputs_are_refused(inputs: Any, known: bool) -> None:
-    """The pass cannot be repeated. The next pass is not repeated."""
+def test_changed_inputs(inputs: Any, known: bool) -> None:
+    """After a pass without checkpointing, inputs are not copied, so the pass cannot be repeated. The next pass is not repeated."""
     draws = bayesify.bayesianize(Doubling(), posteriors.MeanField(), likelihood="gaussian").draw(1)
     expected = draws(copy.deepcopy(inputs))
     if not known:
         draws.runner.state.passed.clear()
     switch(draws.runner.network, True)
-    with pytest.raises(RuntimeError, match="it changed its inputs before; turn gradient checkpointing off"):
-        draws(copy.deepcopy(inputs))
-    torch.testing.assert_close(draws(copy.deepcopy(inputs)), expected)
+    if known:
+        with pytest.raises(RuntimeError, match="it changed its inputs before; turn gradient checkpointing off"):
+            draws(copy.deepcopy(inputs))
+    for _ in range(2):
+        torch.testing.assert_close(draws(copy.deepcopy(inputs)), expected)
 
 
 def test_a_network_that_renames_errors() -> None:

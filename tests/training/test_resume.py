@@ -16,7 +16,9 @@ import pytest
 import torch
 from forks import forks
 from runs import arguments, loader, network, numbers, same
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import bayesify
 from bayesify import likelihoods, posteriors, priors
@@ -125,6 +127,45 @@ def test_resume_within_an_epoch_is_bit_identical(tmp_path, step, own_generator):
     )
     assert same(resumed, whole)
     assert numbers(history) == numbers(expected)
+
+
+class Branching(nn.Module):
+    """Cannot run under `vmap`."""
+
+    def forward(self, x):
+        return 2 * x if bool((x > 1e9).any()) else x
+
+
+class Checkpointed(nn.Linear):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+@pytest.mark.filterwarnings("ignore:.*vmap refused")
+@pytest.mark.parametrize("noise", [0.05, None])
+@pytest.mark.parametrize("layer", [nn.Identity, Branching, lambda: Checkpointed(8, 8)])
+def test_a_resumed_run_draws_the_same_dropout(tmp_path, layer, noise):
+    """Neither the first look at the targets nor the notice that `vmap` does not work takes random numbers of the network."""
+    x = torch.randn(40, 2)
+    data = DataLoader(TensorDataset(x, x[:, :1]), 20, shuffle=True)
+
+    def train(epochs, path=None):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), layer(), nn.Linear(8, 1))
+        bnn = bayesify.bayesianize(net, "mean_field", likelihood=likelihoods.Gaussian(noise))
+
+        def stop(_, history):
+            if len(history) == epochs:
+                raise Stop
+
+        with contextlib.suppress(Stop):
+            bayesify.fit(bnn, data, epochs=3, num_draws=2, seed=0, checkpoint=path, progress=False, callbacks=[stop])
+        return bnn
+
+    path = tmp_path / "run.safetensors"
+    train(2, path)
+    assert path.is_file()
+    assert same(train(3, path), train(3))
 
 
 def test_a_pause_between_interruption_and_resumption_is_not_counted(tmp_path, monkeypatch):

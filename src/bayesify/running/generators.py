@@ -45,14 +45,19 @@ def owned_generators() -> list[torch.Generator]:
 
 
 def backup(buffers: Iterable[torch.Tensor], generators: Iterable[torch.Generator]) -> Callable[[], None]:
-    """A function that restores buffers and random generators, in place, to their present state."""
-    values = [(buffer, buffer.detach().clone()) for buffer in buffers]
-    states = [(one, one.get_state()) for one in generators]
+    """A function that restores buffers and random generators, in place, to their present state. While a CUDA graph is captured,
+    it restores nothing.
 
-    @torch.no_grad()
+    Buffers that did not change are not written. The version of a buffer stays the same, so graphs that need the buffer stay valid.
+    """
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    values = [] if capturing else [(buffer, buffer.detach().clone()) for buffer in buffers]
+    states = [] if capturing else [(one, one.get_state()) for one in generators]
+
     def restore() -> None:
         for buffer, value in values:
-            buffer.copy_(value)
+            if not torch.equal(buffer, value):
+                buffer.data.copy_(value)
         for one, state in states:
             one.set_state(state)
 

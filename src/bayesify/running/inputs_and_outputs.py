@@ -1,13 +1,16 @@
 """What a network takes and returns: inputs in any form, drawn weights as dictionaries, and outputs of any type."""
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import zip_longest
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bayesify.maths.value_checks import should_check
@@ -154,34 +157,69 @@ def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, A
     return map_rows(lambda leaf: leaf[index], args, kwargs)
 
 
-class Untouched:
-    """Inputs for several passes of a network that may change its inputs in place. Each pass sees the same values.
+def _attributes(leaf: Any) -> dict[str, Any]:
+    """Attributes of an input that is an object, such as a batch of graphs."""
+    if isinstance(leaf, (Tensor, nn.Module, type, FunctionType, MethodType)):
+        return {}
+    found: dict[str, Any] = getattr(leaf, "__dict__", {})
+    return found
 
-    The caller's tensors stay unchanged. All passes get the same copy until a pass changes one of its tensors in place.
+
+OBJECT_LEVELS = 2
+"""Levels of objects in inputs whose attributes are looked at: a batch of a graph library has a store, which has the tensors."""
+
+
+def all_leaves(tree: Any, levels: int = OBJECT_LEVELS) -> Iterator[Any]:
+    """Leaves of inputs, also those in attributes of objects."""
+    for leaf in pytree.tree_leaves(tree):
+        yield leaf
+        if levels and (found := _attributes(leaf)):
+            yield from all_leaves(list(found.values()), levels - 1)
+
+
+class Untouched:
+    """Inputs for several passes of a network that may change its inputs. Each pass sees the same values.
+
+    The caller's tensors stay unchanged. All passes get the same copy of a tensor until a pass changes this copy in place. Dicts,
+    lists, and objects that have tensors are made anew for every pass. Tensors in attributes of objects are not copied, so changes
+    in place of these tensors last.
     """
 
     def __init__(self, args: Args, kwargs: Kwargs) -> None:
         self._given = (args, dict(kwargs))
-        self._copy: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._versions: list[tuple[Tensor, int]] = []
+        # The common case takes less time.
+        self._plain = not kwargs and all(type(value) is Tensor for value in args)
+        self._copies: list[tuple[Tensor, int]] = []  # with their versions
 
     def take(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs for the next pass."""
-        if self._copy is None or any(tensor._version != version for tensor, version in self._versions):
-            self._versions = []
+        if not self._copies or any(tensor._version != version for tensor, version in self._copies):
+            tensors = self._given[0] if self._plain else pytree.tree_leaves(self._given)
             # Tensors have no versions in inference mode.
             with outside_inference_mode() if torch.is_inference_mode_enabled() else nullcontext():
-                args, kwargs = self._given
-                if not kwargs and all(type(value) is Tensor for value in args):  # a faster path for the common case
-                    self._copy = tuple(map(self._clone, args)), {}
-                else:
-                    self._copy = pytree.tree_map_only(Tensor, self._clone, self._given)
-        return self._copy
+                copies = [leaf.clone() for leaf in tensors if isinstance(leaf, Tensor)]
+                self._copies = [(copied, copied._version) for copied in copies]
+        if self._plain:
+            return tuple(copied for copied, _ in self._copies), {}
+        rest = iter(self._copies)
+        made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
+            lambda leaf: next(rest)[0] if isinstance(leaf, Tensor) else _made_anew(leaf), self._given
+        )
+        return made
 
-    def _clone(self, tensor: Tensor) -> Tensor:
-        copied = tensor.clone()
-        self._versions.append((copied, copied._version))
-        return copied
+
+def _made_anew(leaf: Any, levels: int = OBJECT_LEVELS) -> Any:
+    """A copy of an object that has tensors, with copies of the objects, dicts and lists in its attributes. Other leaves, and
+    objects that cannot be copied, are returned."""
+    if not levels or not any(isinstance(one, Tensor) for one in all_leaves(_attributes(leaf), levels - 1)):
+        return leaf
+    try:
+        made = copy.copy(leaf)
+    except Exception:  # whatever the class does
+        return leaf
+    if made is not leaf:
+        vars(made).update(pytree.tree_map(partial(_made_anew, levels=levels - 1), vars(made)))
+    return made
 
 
 def stack(*leaves: Any) -> Any:

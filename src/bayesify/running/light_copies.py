@@ -52,9 +52,9 @@ class EmptySlot:
     @classmethod
     def _refuse(cls) -> NoReturn:
         raise RuntimeError(
-            "a layer ran outside of a pass, so its drawn weights are gone. Gradient checkpointing runs layers again in the "
-            f"backward pass; {cls.remedy}, or turn gradient checkpointing off "
-            "(Hugging Face: model.gradient_checkpointing_disable())"
+            "drawn weights were used outside of a pass, so they are gone. Gradient checkpointing runs layers again in the backward "
+            f"pass; {cls.remedy}, or turn gradient checkpointing off (Hugging Face: model.gradient_checkpointing_disable()). A "
+            "backward hook also runs outside of a pass; save what it needs of the weights in a forward hook"
         )
 
     @classmethod

@@ -20,6 +20,7 @@ from bayesify.running.inputs_and_outputs import (
     Kwargs,
     Untouched,
     WeightDict,
+    all_leaves,
     as_tree,
     batch_size,
     count_draws,
@@ -62,19 +63,33 @@ def _tensors(args: Args, kwargs: Kwargs) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
 
 
-def _state_of(args: Args, kwargs: Kwargs) -> list[tuple[int, int]]:
-    """A list that changes if a network changes its inputs in place: ids of all leaves, also of objects, and versions of tensors."""
-    leaves = args
-    if kwargs or set(map(type, args)) != _PLAIN:
-        found = pytree.tree_leaves((args, dict(kwargs)))
-        objects = (vars(leaf) for leaf in found if not isinstance(leaf, (Tensor, type)) and hasattr(leaf, "__dict__"))
-        leaves = (*found, *pytree.tree_leaves(list(objects)))
-    return [(id(leaf), leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0) for leaf in leaves]
+class _State:
+    """The inputs of a pass: all leaves, also those in attributes of objects, and the versions of tensors. The leaves are kept
+    alive, because a new leaf could otherwise get the id of an old one."""
+
+    def __init__(self, args: Args, kwargs: Kwargs) -> None:
+        plain = not kwargs and set(map(type, args)) == _PLAIN
+        self._leaves = args if plain else tuple(all_leaves((args, dict(kwargs))))
+        self._versions = [
+            leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0 for leaf in self._leaves
+        ]
+
+    def differs(self, other: "_State") -> bool:
+        """Whether the network changed its inputs between the two states."""
+        if self._versions != other._versions:
+            return True
+        return any(one is not two for one, two in zip(self._leaves, other._leaves, strict=True))
 
 
 def _is_noticed(error: BaseException | None) -> bool:
     """Whether an error, or an error from which it was raised, says that the network uses gradient checkpointing."""
-    return error is not None and (CHECKPOINTS in str(error) or _is_noticed(error.__cause__ or error.__context__))
+    seen: list[BaseException] = []
+    while error is not None and not any(error is one for one in seen):  # an error can be its own cause
+        if CHECKPOINTS in str(error):
+            return True
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class SlowVmap(Exception):
@@ -88,21 +103,24 @@ class Vmaps:
         self.refused: set[str] = set()
         self._quick: set[str] = set()
 
-    def run(self, function: Callable[[], Result], what: str) -> Result:
+    def run(self, function: Callable[[], Result], what: str, buffers: Callable[[], Iterable[Tensor]] = tuple) -> Result:
         """Run a function that calls `vmap`. If torch warns that `vmap` loops over an operation, raise `SlowVmap`.
 
-        After the first call that succeeds for a purpose, torch's warnings are not checked again.
+        If the function fails, `buffers` and the generators of this thread are restored. After the first call that succeeds for a
+        purpose, torch's warnings are not checked again, and nothing is restored.
         """
         if what in self._quick or torch.compiler.is_compiling():
             return function()
+        restore = backup(buffers(), owned_generators())
         with FILTERS, warnings.catch_warnings():
             warnings.filterwarnings("error", message=SLOW_VMAP)
             try:
                 found = function()
-            except UserWarning as slow:
-                if not str(slow).startswith(SLOW_VMAP):
-                    raise
-                raise SlowVmap(str(slow)) from slow
+            except Exception as error:
+                restore()
+                if isinstance(error, UserWarning) and str(error).startswith(SLOW_VMAP):
+                    raise SlowVmap(str(error)) from error
+                raise
         self._quick.add(what)
         return found
 
@@ -243,6 +261,8 @@ class Runner:
         yield own
         if own.left is not None:
             return
+        assert own.copied is not None
+        again, copied = again and own.copied is copied, own.copied
         copied.empty()
         if copied.places[0] and own.decisions().recurrent:
             refresh_recurrent(copied.root)
@@ -333,7 +353,7 @@ class Pass(Runner):
     def __init__(self, runner: Runner, copied: LightCopy | None, make: Callable[[], LightCopy] | None = None) -> None:
         network = runner.network if copied is None else copied.root
         super().__init__(network, runner.weights, runner.point_values, evaluate=runner.evaluate, state=runner.state)
-        self._copy, self._make = copied, make
+        self.copied, self._make = copied, make
         # Slots, their own values, and the weights that the copy keeps in them for the backward pass
         self.left: tuple[list[tuple[dict[str, Any], str]], list[Any], list[Tensor]] | None = None
         self.places: Places = ([], [])  # slots that the last pass filled, if the network itself runs instead of a copy
@@ -353,20 +373,20 @@ class Pass(Runner):
     def decisions(self) -> Decisions:
         """See `Runner`. The decisions are looked up once, because no other code can change the modules."""
         if self._known is None:
-            self._known = super().decisions() if self._copy is None else self.state.decisions(self._copy.originals())
+            self._known = super().decisions() if self.copied is None else self.state.decisions(self.copied.originals())
         return self._known
 
     def module(self, original: nn.Module) -> nn.Module:
-        return original if self._copy is None else self._copy[original]
+        return original if self.copied is None else self.copied[original]
 
     def give_back(self) -> None:
         """After a pass, write back to the network the values that its own code assigned. Values from within a function transform
         are dropped, because they would be invalid after it."""
-        if self._copy is None or not self._keeps_state or self.evaluate or transforming():
+        if self.copied is None or not self._keeps_state or self.evaluate or transforming():
             return
         slots, own, left = self.left or ([], [], [])
         _fill(slots, own)
-        self.unchanged = self._copy.write_back()
+        self.unchanged = self.copied.write_back()
         _fill(slots, left)
 
     def call(
@@ -388,15 +408,16 @@ class Pass(Runner):
         if not torch.is_grad_enabled():
             return self._call(*call)
         keeps = self.left is None if self._make is None else self.state.checkpoints and not transforming()
-        return self._keep(*call) if keeps and self._copy is not None else self._call_and_notice(*call)
+        return self._keep(*call) if keeps and self.copied is not None else self._call_and_notice(*call)
 
     def _call_and_notice(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str) -> Any:
         """Run the network. If it uses gradient checkpointing, run it again by a copy that keeps the weights."""
-        guarded, call, before = False, (named, args, kwargs, method), _state_of(args, kwargs)
+        guarded, call, before = False, (named, args, kwargs, method), _State(args, kwargs)
         training = self.network.training
-        capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-        known = training in self.state.passed or capturing
-        restore = None if known else backup(() if transforming() else self.network.buffers(), owned_generators())
+        restore = again = None
+        if training not in self.state.passed:
+            restore = backup(() if transforming() else self._buffers(named), owned_generators())
+            again = Untouched(args, kwargs).take()
         try:
             with disable_saved_tensors_hooks(CHECKPOINTS):
                 guarded = True
@@ -408,20 +429,28 @@ class Pass(Runner):
                 raise
             # Compiled code gets the weights as arguments, so it may use gradient checkpointing.
             by_compiler = type(error).__module__.startswith("torch._dynamo")
+        changed = before.differs(_State(args, kwargs))
         if guarded and not by_compiler:
-            self._check_repetition(_state_of(args, kwargs) != before)
+            self._check_repetition(changed and again is None)
             self.state.checkpoints = True
         if restore is not None:
             restore()
+        if changed and again is not None:
+            call = (named, *again, method)
         if self._make is None or transforming():
             return self._call(*call)
         if guarded:
             self._renew()
         return self._keep(*call)
 
+    def _buffers(self, named: WeightDict) -> list[Tensor]:
+        """The network's buffers, and those of the draw."""
+        own = dict(self.network.named_buffers())
+        return [*own.values(), *(named[name] for name in own.keys() & named.keys())]
+
     def _check_repetition(self, changed_inputs: bool) -> None:
         """Raise an error if the pass cannot be repeated by a copy that keeps its weights."""
-        if self._copy is None:
+        if self.copied is None:
             reason = "a network with compiled parts cannot be copied"
         elif self._make is None:
             reason = "this method needs several passes of one network"
@@ -434,7 +463,7 @@ class Pass(Runner):
 
     def _keep(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str) -> Any:
         """Run the network by a copy that keeps the weights."""
-        if self._make is not None and self._copy is not None and (self.left or self._copy.shares_modules):
+        if self._make is not None and self.copied is not None and (self.left or self.copied.shares_modules):
             self.give_back()
             self._renew()
         return self._call(named, args, kwargs, method, keep=True)
@@ -442,8 +471,8 @@ class Pass(Runner):
     def _renew(self) -> None:
         """Continue with another copy."""
         assert self._make is not None
-        self._copy, self.left, self._known, self._keeps_state = self._make(), None, None, True
-        self.network = self._copy.root
+        self.copied, self.left, self._known, self._keeps_state = self._make(), None, None, True
+        self.network = self.copied.root
 
     def _call(self, named: WeightDict, args: Args, kwargs: Kwargs, method: str, *, keep: bool = False) -> Any:
         """Fill the slots and run the network. With `keep`, the weights stay in the slots."""
@@ -479,10 +508,10 @@ class Pass(Runner):
     def _slots_of(self, named: Mapping[str, Tensor]) -> list[tuple[dict[str, Any], str]]:
         """For each name, the dict and the key under which the network stores it; cached until the names change."""
         names = list(named)
-        holder = self._copy or self
+        holder = self.copied or self
         if holder.places[0] == names:
             return holder.places[1]
-        owned = self._copy.owned if self._copy is not None else {}
+        owned = self.copied.owned if self.copied is not None else {}
         slots: list[tuple[dict[str, Any], str]] = []
         for name in names:
             path, _, leaf = name.rpartition(".")
@@ -512,14 +541,13 @@ class Pass(Runner):
         together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
         try:
             found = partial(self._vmap, {**values, **together}, args, kwargs)
-            return self.decisions().vmaps.run(found, "draws")
+            return self.decisions().vmaps.run(found, "draws", self.network.buffers)
         except (RuntimeError, ValueError, SlowVmap) as refusal:
+            if self._make is not None:
+                self._renew()  # the network may have stored tensors of the failed call in the copy's attributes
             # Errors in the caller's inputs are raised here, with a plain message.
-            noticed = self._make is not None and _is_noticed(refusal)
-            if noticed:
-                self._renew()
             outputs = self._loop(values, args, kwargs, buffers)
-            if not noticed:
+            if self._make is None or not _is_noticed(refusal):
                 self.refuse_vmap(refusal)
             return outputs
 

@@ -147,7 +147,7 @@ class TrainingLoop:
     def _first_batches(self, count: int, items: Iterable[Any] | None = None) -> list[Batch]:
         """The first batches with positive weights, until they have `count` examples. The loader's random state is restored."""
         found: list[Batch] = []
-        with loader_generators_kept(self.loader), seeded_globals(self.plan.seed):
+        with loader_generators_kept(self.loader), seeded_globals(self.plan.seed), torch.random.fork_rng(devices=()):
             for item in self.loader if items is None else items:
                 batch = parse_batch(item, self.plan.reader)
                 if float(batch.counts.sum()) > 0:
