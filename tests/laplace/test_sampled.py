@@ -346,12 +346,10 @@ def test_what_draws_cannot_do_is_said() -> None:
 
     words, targets = torch.randint(6, (9, 2)), torch.randint(4, (9,))
     bag = nn.Sequential(nn.EmbeddingBag(6, 4))
-    table = nn.Sequential(nn.Embedding(6, 2, max_norm=0.5), nn.Flatten(), nn.Linear(4, 4))
-    for other, operation in ((bag, "embedding_bag"), (table, "embedding_renorm")):
-        with pytest.raises(
-            ValueError, match=rf"cannot compute for this network .*{operation}.*; use covariance='kronecker'"
-        ):
-            bayesify.Laplace(other, "categorical", covariance="sampled").fit([(words, targets)])
+    with pytest.raises(
+        ValueError, match=r"cannot compute for this network .*embedding_bag.*; use covariance='kronecker'"
+    ):
+        bayesify.Laplace(bag, "categorical", covariance="sampled").fit([(words, targets)])
 
     class Changing:
         def __iter__(self):

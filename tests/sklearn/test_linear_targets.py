@@ -24,7 +24,7 @@ def test_a_linear_target_is_predicted_as_by_least_squares():
     x, signal, y = table(0.0, 1100)
     model = BayesianRegressor(**OPTIONS).fit(x[:100], y[:100])
     ones = np.ones((1100, 1))
-    known = np.column_stack((x, ones)) @ np.linalg.lstsq(np.column_stack((x, ones))[:100], y[:100])[0]
+    known = np.column_stack((x, ones)) @ np.linalg.lstsq(np.column_stack((x, ones))[:100], y[:100], rcond=None)[0]
     errors = [np.sqrt(np.mean(np.square(found - signal[100:]))) for found in (model.predict(x[100:]), known[100:])]
     assert model.choices_["hidden"] == ()
     assert errors[0] < 1.3 * errors[1]
