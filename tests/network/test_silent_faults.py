@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import bayesify
 from bayesify import likelihoods, posteriors, subnetwork
 from bayesify.jacobians import Jacobians
+from bayesify.running.inputs_and_outputs import MAX_PARTS, Untouched
 from bayesify.running.runner import Runner
 from bayesify.weights.catalog import catalog
 
@@ -81,6 +83,15 @@ class Graphs:
         setattr(self._store, name, value)
 
 
+@dataclass(slots=True)
+class Slots:
+    x: Tensor
+
+
+def same_twice(x: Tensor) -> list[Any]:
+    return [SimpleNamespace(x=x)] * 2
+
+
 BATCHES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], Callable[[Any, Tensor], None]]] = {
     "dict": (lambda x: {"x": x}, lambda batch: batch["x"], lambda batch, x: batch.update(x=x)),
     "list": (lambda x: [x], lambda batch: batch[0], lambda batch, x: batch.__setitem__(0, x)),
@@ -91,6 +102,9 @@ BATCHES: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], Calla
         lambda batch, x: batch.data.update(x=x),
     ),
     "graphs": (Graphs, lambda batch: batch.x, lambda batch, x: setattr(batch, "x", x)),
+    "slots": (Slots, lambda batch: batch.x, lambda batch, x: setattr(batch, "x", x)),
+    "in place": (Slots, lambda batch: batch.x, lambda batch, x: batch.x.copy_(x)),
+    "same object twice": (same_twice, lambda batch: batch[0].x, lambda batch, x: setattr(batch[1], "x", x)),
 }
 """For each kind of batch: how it is made, read and changed."""
 
@@ -122,12 +136,45 @@ def test_every_draw_sees_the_same_batch(kind: str, way: str) -> None:
     x = torch.randn(6, 4, dtype=torch.float64)
     bnn = bayesify.bayesianize(Replaces(kind, way), posteriors.MeanField(0.3), likelihood=likelihoods.Gaussian(0.1))
     with torch.no_grad():
-        want = [draw(make(x)) for draw in bnn.draw(3, generator=torch.Generator().manual_seed(0))]
+        want = [draw(make(x.clone())) for draw in bnn.draw(3, generator=torch.Generator().manual_seed(0))]
+    before = x.clone()
     for _ in range(2):
         batch = make(x)
         found = bnn.draw(3, generator=torch.Generator().manual_seed(0))(batch)
         torch.testing.assert_close(found, torch.stack(want))
         assert read(batch) is x
+        assert torch.equal(x, before)
+
+
+@pytest.mark.filterwarnings("ignore:.*vmap refused")
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_cache_that_the_network_fills(grad: bool) -> None:
+    """Every draw has a cache of its own, and the cache of the caller stays empty."""
+
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, cache: Any) -> Tensor:
+            cache.outputs.append(self.layer(x))
+            return torch.cat(cache.outputs).sum(0, keepdim=True).expand(len(x), -1)
+
+    bnn = bayesify.bayesianize(Caching(), posteriors.MeanField(0.3), likelihood=likelihoods.Gaussian(0.1))
+    draws, x, cache = bnn.draw(3), torch.randn(6, 4), SimpleNamespace(outputs=[])
+    with torch.set_grad_enabled(grad):
+        want = [draw(x, SimpleNamespace(outputs=[])) for draw in draws]
+        for _ in range(2):
+            torch.testing.assert_close(draws(x, cache), torch.stack(want))
+    assert cache.outputs == []
+
+
+def test_large_inputs_are_passed_on() -> None:
+    """An object with many parts is the caller's own, and takes no time to copy."""
+    batch = SimpleNamespace(x=torch.randn(2), words=[str(number) for number in range(MAX_PARTS)])
+    inputs = Untouched((batch,), {})
+    assert inputs.take()[0][0] is batch
+    assert not inputs.whole
 
 
 @pytest.mark.parametrize("covariance", ["full", "kronecker", "diagonal"])

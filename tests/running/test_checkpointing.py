@@ -352,10 +352,11 @@ def test_the_repeated_pass_updates_statistics_of_members_once() -> None:
 
 
 class Counting(nn.Module):
-    """Counts its passes in a buffer that it changes in place; another buffer is a view of one number."""
+    """Counts its passes in a buffer that it changes in place. Other buffers are sparse and a view of one number."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.register_buffer("sparse", torch.eye(2).to_sparse())
         self.register_buffer("count", torch.zeros(()))
         self.register_buffer("scale", torch.full((1,), 2.0, dtype=torch.float64).expand(2))
 

@@ -543,3 +543,19 @@ def test_sparse_gradients_are_skipped_as_dense_ones():
         assert history.column("skipped_steps") == [1, 1]
         states.append(bnn.state_dict())
     torch.testing.assert_close(*states)
+
+
+def test_a_network_with_a_sparse_buffer_trains():
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+            self.register_buffer("adjacency", torch.eye(24).to_sparse())
+
+        def forward(self, x):
+            return torch.sparse.mm(self.adjacency, self.layer(x))
+
+    bnn = bayesify.bayesianize(Graph(), "mean_field", likelihood=likelihoods.Gaussian(0.1))
+    x = torch.randn(24, 2)
+    history = bayesify.fit(bnn, [(x, x[:, :1])], epochs=3, progress=False, steps=Steps(skip_not_finite=True))
+    assert math.isfinite(history.column("elbo")[-1])

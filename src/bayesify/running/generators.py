@@ -44,6 +44,14 @@ def owned_generators() -> list[torch.Generator]:
     return getattr(_OWNED, "now", [])
 
 
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are known to be equal. torch cannot compare tensors of some kinds, such as sparse ones."""
+    try:
+        return torch.equal(one, other)
+    except (RuntimeError, NotImplementedError):
+        return False
+
+
 def backup(buffers: Iterable[torch.Tensor], generators: Iterable[torch.Generator]) -> Callable[[], None]:
     """A function that restores buffers and random generators, in place, to their present state. While a CUDA graph is captured,
     it restores nothing.
@@ -56,7 +64,7 @@ def backup(buffers: Iterable[torch.Tensor], generators: Iterable[torch.Generator
 
     def restore() -> None:
         for buffer, value in values:
-            if not torch.equal(buffer, value):
+            if not _equal(buffer, value):
                 buffer.data.copy_(value)
         for one, state in states:
             one.set_state(state)

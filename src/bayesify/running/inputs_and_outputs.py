@@ -2,11 +2,11 @@
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from itertools import zip_longest
-from types import FunctionType, MethodType
+from types import FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -157,32 +157,46 @@ def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, A
     return map_rows(lambda leaf: leaf[index], args, kwargs)
 
 
-def _attributes(leaf: Any) -> dict[str, Any]:
-    """Attributes of an input that is an object, such as a batch of graphs."""
-    if isinstance(leaf, (Tensor, nn.Module, type, FunctionType, MethodType)):
-        return {}
-    found: dict[str, Any] = getattr(leaf, "__dict__", {})
+MAX_PARTS = 2000
+"""Largest number of parts of inputs that are copied with all their objects. A copy of so many parts takes a few milliseconds."""
+_WHOLE = (Tensor, nn.Module, torch.Generator, type, FunctionType, str, bytes, int, float, complex, NoneType)
+"""Parts of inputs that are not searched for further parts."""
+
+
+def parts_of(*given: Any) -> list[Any] | None:
+    """Everything that inputs consist of, each object once: containers, objects, their attributes, and leaves. None if there are
+    more than `MAX_PARTS`, or if Python cannot copy one."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    rest = list(given)
+    while rest:
+        one = rest.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        found.append(one)
+        if isinstance(one, _WHOLE):
+            continue
+        if isinstance(one, (dict, list, tuple, set, frozenset, deque)):
+            rest.extend(one.values() if isinstance(one, dict) else one)
+        for kind in type(one).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            rest.extend(getattr(one, name, None) for name in ((slots,) if isinstance(slots, str) else slots))
+        attributes = getattr(one, "__dict__", {})
+        rest.extend(attributes.values())
+        if (
+            len(found) + len(rest) > MAX_PARTS or attributes is one
+        ):  # `copy` cannot copy a dict that is its own attributes
+            return None
     return found
-
-
-OBJECT_LEVELS = 2
-"""Levels of objects in inputs whose attributes are looked at: a batch of a graph library has a store, which has the tensors."""
-
-
-def all_leaves(tree: Any, levels: int = OBJECT_LEVELS) -> Iterator[Any]:
-    """Leaves of inputs, also those in attributes of objects."""
-    for leaf in pytree.tree_leaves(tree):
-        yield leaf
-        if levels and (found := _attributes(leaf)):
-            yield from all_leaves(list(found.values()), levels - 1)
 
 
 class Untouched:
     """Inputs for several passes of a network that may change its inputs. Each pass sees the same values.
 
-    The caller's tensors stay unchanged. All passes get the same copy of a tensor until a pass changes this copy in place. Dicts,
-    lists, and objects that have tensors are made anew for every pass. Tensors in attributes of objects are not copied, so changes
-    in place of these tensors last.
+    The caller's inputs stay unchanged. All passes get the same copy of a tensor until a pass changes this copy in place. All
+    containers and objects are copied for every pass. If inputs have more than `MAX_PARTS` parts, or parts that cannot be copied,
+    only their tensors, dicts and lists are copied, and objects are the caller's own (`whole` is then false).
     """
 
     def __init__(self, args: Args, kwargs: Kwargs) -> None:
@@ -190,36 +204,31 @@ class Untouched:
         # The common case takes less time.
         self._plain = not kwargs and all(type(value) is Tensor for value in args)
         self._copies: list[tuple[Tensor, int]] = []  # with their versions
+        found = list(args) if self._plain else parts_of(*args, *kwargs.values())
+        self.whole = found is not None
+        self._parts = pytree.tree_leaves(self._given) if found is None else found
 
     def take(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs for the next pass."""
+        tensors = [part for part in self._parts if isinstance(part, Tensor)]
         if not self._copies or any(tensor._version != version for tensor, version in self._copies):
-            tensors = self._given[0] if self._plain else pytree.tree_leaves(self._given)
             # Tensors have no versions in inference mode.
             with outside_inference_mode() if torch.is_inference_mode_enabled() else nullcontext():
-                copies = [leaf.clone() for leaf in tensors if isinstance(leaf, Tensor)]
-                self._copies = [(copied, copied._version) for copied in copies]
+                self._copies = [(copied, copied._version) for copied in map(Tensor.clone, tensors)]
+        copies = [copied for copied, _ in self._copies]
         if self._plain:
-            return tuple(copied for copied, _ in self._copies), {}
-        rest = iter(self._copies)
+            return tuple(copies), {}
+        known = dict(zip(map(id, tensors), copies, strict=True))
+        if self.whole:
+            kept = {id(part): part for part in self._parts if isinstance(part, (nn.Module, torch.Generator))}
+            try:
+                return copy.deepcopy(self._given, {**kept, **known})
+            except Exception:  # whatever the class of an object does
+                self.whole = False
         made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
-            lambda leaf: next(rest)[0] if isinstance(leaf, Tensor) else _made_anew(leaf), self._given
+            lambda leaf: known.get(id(leaf), leaf), self._given
         )
         return made
-
-
-def _made_anew(leaf: Any, levels: int = OBJECT_LEVELS) -> Any:
-    """A copy of an object that has tensors, with copies of the objects, dicts and lists in its attributes. Other leaves, and
-    objects that cannot be copied, are returned."""
-    if not levels or not any(isinstance(one, Tensor) for one in all_leaves(_attributes(leaf), levels - 1)):
-        return leaf
-    try:
-        made = copy.copy(leaf)
-    except Exception:  # whatever the class does
-        return leaf
-    if made is not leaf:
-        vars(made).update(pytree.tree_map(partial(_made_anew, levels=levels - 1), vars(made)))
-    return made
 
 
 def stack(*leaves: Any) -> Any:

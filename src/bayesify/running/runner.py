@@ -20,11 +20,11 @@ from bayesify.running.inputs_and_outputs import (
     Kwargs,
     Untouched,
     WeightDict,
-    all_leaves,
     as_tree,
     batch_size,
     count_draws,
     each,
+    parts_of,
     stack,
 )
 from bayesify.running.light_copies import FreeCopies, LightCopy, Places
@@ -64,21 +64,21 @@ def _tensors(args: Args, kwargs: Kwargs) -> list[Tensor]:
 
 
 class _State:
-    """The inputs of a pass: all leaves, also those in attributes of objects, and the versions of tensors. The leaves are kept
-    alive, because a new leaf could otherwise get the id of an old one."""
+    """The inputs of a pass: all parts, and the versions of tensors. The parts are kept alive, because a new part could otherwise
+    get the id of an old one."""
 
     def __init__(self, args: Args, kwargs: Kwargs) -> None:
-        plain = not kwargs and set(map(type, args)) == _PLAIN
-        self._leaves = args if plain else tuple(all_leaves((args, dict(kwargs))))
+        plain, given = not kwargs and set(map(type, args)) == _PLAIN, (*args, *kwargs.values())
+        self._parts = given if plain else parts_of(*given) or pytree.tree_leaves(given)
         self._versions = [
-            leaf._version if isinstance(leaf, Tensor) and not leaf.is_inference() else 0 for leaf in self._leaves
+            part._version if isinstance(part, Tensor) and not part.is_inference() else 0 for part in self._parts
         ]
 
     def differs(self, other: "_State") -> bool:
         """Whether the network changed its inputs between the two states."""
         if self._versions != other._versions:
             return True
-        return any(one is not two for one, two in zip(self._leaves, other._leaves, strict=True))
+        return any(one is not two for one, two in zip(self._parts, other._parts, strict=True))
 
 
 def _is_noticed(error: BaseException | None) -> bool:
@@ -417,7 +417,8 @@ class Pass(Runner):
         restore = again = None
         if training not in self.state.passed:
             restore = backup(() if transforming() else self._buffers(named), owned_generators())
-            again = Untouched(args, kwargs).take()
+            again = Untouched(args, kwargs)
+            inputs = again.take()
         try:
             with disable_saved_tensors_hooks(CHECKPOINTS):
                 guarded = True
@@ -431,12 +432,12 @@ class Pass(Runner):
             by_compiler = type(error).__module__.startswith("torch._dynamo")
         changed = before.differs(_State(args, kwargs))
         if guarded and not by_compiler:
-            self._check_repetition(changed and again is None)
+            self._check_repetition(changed and not (again is not None and again.whole))
             self.state.checkpoints = True
         if restore is not None:
             restore()
         if changed and again is not None:
-            call = (named, *again, method)
+            call = (named, *inputs, method)
         if self._make is None or transforming():
             return self._call(*call)
         if guarded:

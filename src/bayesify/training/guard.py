@@ -168,11 +168,12 @@ class Guard:
             kept.copy_(torch.where(self.flag.to(flat.device) > 0, kept, flat))
 
     def _buffers(self) -> list[_Group]:
-        """The buffers, grouped by device and type, and the concatenated values of each group."""
+        """The buffers, grouped by device and type, and the concatenated values of each group. Sparse buffers, such as the adjacency
+        of a graph, are left out."""
         groups: dict[tuple[torch.device, torch.dtype], list[_Slot]] = {}
         for part in self._parts:
             for name, buffer in part._buffers.items():
-                if buffer is not None:
+                if buffer is not None and buffer.layout is torch.strided:
                     groups.setdefault((buffer.device, buffer.dtype), []).append((part, name, buffer))
         return [(slots, torch.cat([self._rows(buffer) for _, _, buffer in slots], 1)) for slots in groups.values()]
 
