@@ -769,7 +769,7 @@ class Laplace(Drawable):
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            reason = str(error).partition(". ")[0]
+            reason = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
             raise ValueError(
                 "Laplace: covariance='sampled' needs forward-mode derivatives, which torch cannot compute for this network "
                 f"({reason}); use covariance='kronecker' or 'diagonal'"
