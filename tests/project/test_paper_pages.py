@@ -1,6 +1,8 @@
 """The tables of the papers' pages are what the stored results say."""
 
+import itertools
 import json
+import re
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -60,6 +62,15 @@ def test_stored_runs_of_one_description_have_the_same_settings():
     assert any(len(alike) > 1 for alike in groups.values())
     for key, alike in groups.items():
         assert all(settings == alike[0] for settings in alike), key
+
+
+def test_labels_of_our_points_do_not_cover_each_other():
+    pattern = rf'<text x="([0-9.]+)" y="([0-9.]+)" text-anchor="middle" fill="{cifar10_page.OURS}">([^<]+)<'
+    labels = [(float(x), float(y), words) for x, y, words in re.findall(pattern, cifar10_page.PLOT.read_text())]
+    assert len(labels) > 20
+    for (x, y, words), (other_x, other_y, other) in itertools.combinations(labels, 2):
+        apart = cifar10_page.LETTER_WIDTH * (len(words) + len(other)) / 2
+        assert abs(x - other_x) >= apart - 0.2 or abs(y - other_y) >= cifar10_page.LETTER_HEIGHT - 0.2, (words, other)
 
 
 def test_a_table_is_made_again_between_its_marks(tmp_path):
