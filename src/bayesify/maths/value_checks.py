@@ -36,8 +36,9 @@ def transforming() -> bool:
 
 
 def find_not_finite(named: Iterable[tuple[str, Tensor]]) -> str | None:
-    """Name of the first tensor that contains NaN or infinity; integer and boolean tensors are skipped."""
-    given = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
+    """Name of the first tensor that contains NaN or infinity; integer, boolean and sparse tensors are skipped."""
+    numbers = [(name, value.detach()) for name, value in named if value.is_floating_point() and value.numel()]
+    given = [(name, value) for name, value in numbers if value.layout is torch.strided]
     norms = torch._foreach_norm([value for _, value in given]) if given else []
     if not norms or bool(torch.isfinite(torch.stack([norm.to(norms[0].device).float() for norm in norms]).sum())):
         return None  # a finite norm proves that all entries are finite; an overflow is examined below

@@ -2,11 +2,12 @@
 
 import copy
 import dataclasses
+import operator
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
-from types import FunctionType, NoneType
+from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -77,22 +78,29 @@ def explain_shape_errors(args: Args, kwargs: Kwargs) -> Iterator[None]:
     """Turn errors about shapes, types or the number of arguments into errors that name the network's inputs."""
     try:
         yield
-    except TypeError as error:
+    except (TypeError, RuntimeError, IndexError) as error:
+        explained = explain_shape_error(error, args, kwargs)
+        if explained is error:
+            raise
+        raise explained from error
+
+
+def explain_shape_error(error: Exception, args: Args, kwargs: Kwargs) -> Exception:
+    """An error about shapes, types or the number of arguments that names the network's inputs; other errors as they are."""
+    if isinstance(error, TypeError):
         if "argument" not in str(error) or (len(args) == 1 and not kwargs):
-            raise
-        raise TypeError(f"the network does not accept {_in_words(args, kwargs)}: {error}") from error
-    except (RuntimeError, IndexError) as error:
-        words = ("shape", "size", "dim", "type", "channel", "index out of range")
-        if isinstance(error, torch.OutOfMemoryError) or not any(word in str(error) for word in words):
-            raise
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        given = ", ".join(f"shape {tuple(x.shape)} and type {str(x.dtype).removeprefix('torch.')}" for x in tensors)
-        reason = str(error).strip().splitlines()[0].rstrip(".")
-        if len(args) != 1 or kwargs:
-            given += f" ({_in_words(args, kwargs)})"
-        raise ValueError(
-            f"inputs of {given} do not fit the network: {reason}; {_input_remedy(tensors, reason)}"
-        ) from error
+            return error
+        return TypeError(f"the network does not accept {_in_words(args, kwargs)}: {error}")
+    words = ("shape", "size", "dim", "type", "channel", "index out of range")
+    known = isinstance(error, (RuntimeError, IndexError)) and not isinstance(error, torch.OutOfMemoryError)
+    if not known or not any(word in str(error) for word in words):
+        return error
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    given = ", ".join(f"shape {tuple(x.shape)} and type {str(x.dtype).removeprefix('torch.')}" for x in tensors)
+    reason = str(error).strip().splitlines()[0].rstrip(".")
+    if len(args) != 1 or kwargs:
+        given += f" ({_in_words(args, kwargs)})"
+    return ValueError(f"inputs of {given} do not fit the network: {reason}; {_input_remedy(tensors, reason)}")
 
 
 def batch_size(args: Args, kwargs: Kwargs) -> int:
@@ -159,8 +167,42 @@ def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, A
 
 MAX_PARTS = 2000
 """Largest number of parts of inputs that are copied with all their objects. A copy of so many parts takes a few milliseconds."""
-_WHOLE = (Tensor, nn.Module, torch.Generator, type, FunctionType, str, bytes, int, float, complex, NoneType)
+WHOLE = (Tensor, nn.Module, torch.Generator, type, FunctionType, ModuleType, str, bytes, int, float, complex, NoneType)
 """Parts of inputs that are not searched for further parts."""
+
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+
+def _is_kept(part: Any) -> bool:
+    """Whether a part of inputs is never copied: modules, arrays of other libraries, and objects without content."""
+    if isinstance(part, (nn.Module, torch.Generator, ModuleType)):
+        return True
+    if isinstance(part, (*WHOLE, *_CONTAINERS)):
+        return False
+    return hasattr(part, "__array__") or type(part) is object or getattr(part, "__dict__", None) == {}
+
+
+def _contents(parts: Sequence[Any] | None) -> list[Any]:
+    """All that containers and objects among the parts of inputs hold, and nothing if the parts are unknown."""
+    found: list[Any] = []
+    for part in parts or ():
+        if isinstance(part, _CONTAINERS):
+            found.append(len(part))
+            found += [*part.keys(), *part.values()] if isinstance(part, dict) else part
+        elif not isinstance(part, WHOLE):
+            found += getattr(part, "__dict__", {}).values()
+            found += [getattr(part, name, None) for name in _slots(part)]
+    return found
+
+
+def _slots(part: Any) -> list[str]:
+    """Names of the attributes of an object that are not in its `__dict__`."""
+    found: list[str] = []
+    for kind in type(part).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        found += (slots,) if isinstance(slots, str) else slots
+    return found
 
 
 def parts_of(*given: Any) -> list[Any] | None:
@@ -175,13 +217,11 @@ def parts_of(*given: Any) -> list[Any] | None:
             continue
         seen.add(id(one))
         found.append(one)
-        if isinstance(one, _WHOLE):
+        if isinstance(one, WHOLE) or hasattr(one, "__array__"):
             continue
-        if isinstance(one, (dict, list, tuple, set, frozenset, deque)):
+        if isinstance(one, _CONTAINERS):
             rest.extend(one.values() if isinstance(one, dict) else one)
-        for kind in type(one).__mro__:
-            slots = kind.__dict__.get("__slots__", ())
-            rest.extend(getattr(one, name, None) for name in ((slots,) if isinstance(slots, str) else slots))
+        rest.extend(getattr(one, name, None) for name in _slots(one))
         attributes = getattr(one, "__dict__", {})
         rest.extend(attributes.values())
         if (
@@ -194,35 +234,64 @@ def parts_of(*given: Any) -> list[Any] | None:
 class Untouched:
     """Inputs for several passes of a network that may change its inputs. Each pass sees the same values.
 
-    The caller's inputs stay unchanged. All passes get the same copy of a tensor until a pass changes this copy in place. All
-    containers and objects are copied for every pass. If inputs have more than `MAX_PARTS` parts, or parts that cannot be copied,
-    only their tensors, dicts and lists are copied, and objects are the caller's own (`whole` is then false).
+    The caller's inputs stay unchanged. All passes get the same copies until a pass changes one of them. Modules, arrays of other
+    libraries, and objects without content are never copied. If inputs have more than `MAX_PARTS` parts, or parts that cannot be
+    copied, only their tensors, dicts and lists are copied, and objects are the caller's own (`whole` is then false).
     """
 
     def __init__(self, args: Args, kwargs: Kwargs) -> None:
         self._given = (args, dict(kwargs))
         # The common case takes less time.
         self._plain = not kwargs and all(type(value) is Tensor for value in args)
-        self._copies: list[tuple[Tensor, int]] = []  # with their versions
         found = list(args) if self._plain else parts_of(*args, *kwargs.values())
         self.whole = found is not None
-        self._parts = pytree.tree_leaves(self._given) if found is None else found
+        parts = pytree.tree_leaves(self._given) if found is None else found
+        self._kept = {id(part): part for part in parts if _is_kept(part)}
+        self._tensors = [part for part in parts if isinstance(part, Tensor)]
+        self._copies: list[Tensor] = []
+        self._versions: list[int] = []
+        self._made: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self._parts: list[Any] | None = None  # of the copies, and what these held
+        self._state: list[Any] = []
 
     def take(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Inputs for the next pass."""
-        tensors = [part for part in self._parts if isinstance(part, Tensor)]
-        if not self._copies or any(tensor._version != version for tensor, version in self._copies):
-            # Tensors have no versions in inference mode.
-            with outside_inference_mode() if torch.is_inference_mode_enabled() else nullcontext():
-                self._copies = [(copied, copied._version) for copied in map(Tensor.clone, tensors)]
-        copies = [copied for copied, _ in self._copies]
+        fresh = self._copy_tensors()
         if self._plain:
-            return tuple(copies), {}
-        known = dict(zip(map(id, tensors), copies, strict=True))
+            return tuple(self._copies), {}
+        if self._made is None or fresh or self._is_changed():
+            self._made = self._make()
+            self._parts = parts_of(*self._made[0], *self._made[1].values())
+            self._state = _contents(self._parts)
+        # The outer tuple and dict are the pass's own.
+        return self._made[0], dict(self._made[1])
+
+    def _is_changed(self) -> bool:
+        """Whether a pass has changed containers or objects of the copies."""
+        now = _contents(self._parts)
+        return self._parts is None or len(now) != len(self._state) or any(map(operator.is_not, now, self._state))
+
+    def _copy_tensors(self) -> bool:
+        """Copy all tensors at first, and later those whose copies were changed. Whether any was copied."""
+        changed = [place for place, one in enumerate(self._copies) if one._version != self._versions[place]]
+        if self._copies and not changed:
+            return False
+        # Tensors have no versions in inference mode.
+        with outside_inference_mode() if torch.is_inference_mode_enabled() else nullcontext():
+            for place in changed:
+                self._copies[place] = self._tensors[place].clone()
+            self._copies = self._copies or list(map(Tensor.clone, self._tensors))
+        for given, made in zip(self._tensors, self._copies, strict=True):
+            if given.__dict__ and type(given) is Tensor:
+                made.__dict__.update(given.__dict__)
+        self._versions = [one._version for one in self._copies]
+        return True
+
+    def _make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        known = dict(zip(map(id, self._tensors), self._copies, strict=True))
         if self.whole:
-            kept = {id(part): part for part in self._parts if isinstance(part, (nn.Module, torch.Generator))}
             try:
-                return copy.deepcopy(self._given, {**kept, **known})
+                return copy.deepcopy(self._given, {**self._kept, **known})
             except Exception:  # whatever the class of an object does
                 self.whole = False
         made: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
@@ -232,7 +301,7 @@ class Untouched:
 
 
 def stack(*leaves: Any) -> Any:
-    """Stack tensors along a new first axis. Of other values, which must be equal in every draw, return the first draw's value."""
+    """Stack tensors along a new first axis. Of other values, return the first draw's."""
     if not isinstance(leaves[0], Tensor):
         return leaves[0]
     return torch.stack(leaves) if len(leaves) > 1 else leaves[0].unsqueeze(0)
@@ -273,19 +342,67 @@ def count_draws(values: WeightDict) -> int:
 
 
 def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """A network's output as nested dicts, lists and tensors, and a function that converts this form back to the output's own type.
+    """A network's output as nested dicts, lists, tuples and tensors, and a function that converts this form back to the output's
+    own types.
 
-    `vmap` does not accept dataclasses and custom Mappings, such as the outputs of Hugging Face models.
+    `vmap` does not accept dataclasses and custom Mappings, such as the outputs of Hugging Face models. Parts that are not tensors
+    are left out; they must be equal in every draw.
+
+    Raises:
+        TypeError: If another object in the output holds tensors.
     """
+    if isinstance(output, Tensor):
+        return output, _same
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         kind = type(output)
         fields = {entry.name: getattr(output, entry.name) for entry in dataclasses.fields(output)}
-        present = {key: value for key, value in fields.items() if value is not None}
-        return present, lambda tree: kind(**(dict.fromkeys(fields) | tree))
-    if isinstance(output, Mapping) and type(output) is not dict:
+        tree, build = as_tree(fields)
+        if isinstance(output, Mapping):
+            return tree, lambda tree: kind(**build(tree))
+        return tree, lambda tree: _replaced(output, build(tree))
+    if isinstance(output, Mapping):
         mapping: Any = type(output)
-        return dict(output), lambda tree: mapping(**tree)
-    return output, lambda tree: tree
+        parts = {key: _part(value) for key, value in output.items()}
+
+        def rebuild(tree: Any) -> Any:
+            made = {key: build(tree[key]) for key, (_, build) in parts.items()}
+            return made if mapping is dict else mapping(**made)
+
+        return {key: tree for key, (tree, _) in parts.items()}, rebuild
+    if type(output) in (list, tuple) or hasattr(output, "_fields"):
+        row = [_part(value) for value in output]
+        return tuple(tree for tree, _ in row), lambda tree: _like(
+            output, [build(part) for (_, build), part in zip(row, tree, strict=True)]
+        )
+    if any(isinstance(value, Tensor) for value in getattr(output, "__dict__", {}).values()):
+        raise TypeError(
+            f"the network returns an object of type {type(output).__name__} that holds tensors; give a network that returns "
+            "tensors, or tuples, lists, dicts or dataclasses of tensors"
+        )
+    return output, _same
+
+
+def _part(value: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """`as_tree` for a part of an output. Parts without tensors become `()`, because `vmap` returns only tensors."""
+    tree, build = as_tree(value)
+    return ((), lambda _: value) if build is _same and not isinstance(value, Tensor) else (tree, build)
+
+
+def _same(tree: Any) -> Any:
+    return tree
+
+
+def _like(output: Any, values: list[Any]) -> Any:
+    """A list, tuple or named tuple like `output` with other values."""
+    return type(output)(*values) if hasattr(output, "_fields") else type(output)(values)
+
+
+def _replaced(output: Any, values: dict[str, Any]) -> Any:
+    """A copy of a dataclass with other values in some fields. Its `__post_init__` does not run again."""
+    made = copy.copy(output)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def select_output(output: Any, key: str | int | None) -> Tensor:
@@ -300,7 +417,9 @@ def select_output(output: Any, key: str | int | None) -> Tensor:
         return output
     tree, _ = as_tree(output)
     entries = dict(enumerate(tree)) if isinstance(tree, (tuple, list)) else tree
-    if not isinstance(entries, dict):
+    if isinstance(entries, dict):
+        entries = {name: value for name, value in entries.items() if isinstance(value, Tensor) or value}
+    else:
         raise ValueError(f"the network returns {type(output).__name__}; give a network that returns tensors")
     if key is not None:
         if key not in entries:

@@ -7,7 +7,7 @@ import types
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection
-from itertools import chain, repeat
+from itertools import chain, repeat, starmap
 from typing import Any, NoReturn
 
 import torch
@@ -298,16 +298,17 @@ class LightCopy:
             if not are_same(entries_of(own), entries):
                 self._write_container(container, own)
         for original, clone, before, children in self._pairs:
-            now = clone.__dict__
-            if (
-                len(now) == len(before)
-                and all(map(operator.is_, now.values(), before.values()))
-                and (not now["_buffers"] or are_same(now["_buffers"].values(), original._buffers.values()))
-                and (not now["_modules"] or are_same(now["_modules"].values(), children))
-            ):
-                continue
-            self._write_back(original, now, before)
+            if not _is_same(original, clone, before, children):
+                self._write_back(original, clone.__dict__, before)
         return False
+
+    def changed(self) -> bool:
+        """Whether a pass has changed the copy, so that `write_back` would write. In evaluation mode, nothing is written."""
+        if self._evaluate or (self._records is not None and self._records[1].holds()):
+            return False
+        return any(not are_same(entries_of(own), entries) for _, own, entries in self._containers.values()) or not all(
+            starmap(_is_same, self._pairs)
+        )
 
     def _originals(self) -> dict[int, Any]:
         """The originals of copied modules and containers, by id, and of the modules that the pass has made."""
@@ -434,6 +435,17 @@ def is_torchs(kind: type) -> bool:
     return kind.__module__.startswith("torch.nn.modules.")
 
 
+def _is_same(original: nn.Module, clone: nn.Module, before: dict[str, Any], children: Collection[Any]) -> bool:
+    """Whether a pass has left alone the attributes, buffers and children of a module's copy."""
+    now = clone.__dict__
+    return (
+        len(now) == len(before)
+        and all(map(operator.is_, now.values(), before.values()))
+        and (not now["_buffers"] or are_same(now["_buffers"].values(), original._buffers.values()))
+        and (not now["_modules"] or are_same(now["_modules"].values(), children))
+    )
+
+
 def _nested(container: Any) -> dict[int, Any]:
     """A container and all nested containers, by id; empty if together they have more than `MAX_CONTAINER_ENTRIES` entries."""
     found, waiting, entries = {id(container): container}, [container], 0
@@ -468,6 +480,11 @@ def _original(module: Any, originals: dict[int, Any]) -> Any:
         originals[id(module)] = made = copy.copy(module)
         made.__dict__["_modules"] = children
     return originals[id(module)]
+
+
+def own_attributes(module: nn.Module) -> list[Any]:
+    """The attributes of a module that are neither standard attributes nor constants."""
+    return [value for key, value in module.__dict__.items() if key not in _STANDARD and type(value) not in _PLAIN]
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:

@@ -84,10 +84,15 @@ class CountBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         made, given = (
-            {leaf.untyped_storage().data_ptr(): leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
+            {_place(leaf): leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)}
             for tree in (output, (args, kwargs))
         )
         new = [leaf for place, leaf in made.items() if place not in given]  # a view allocates no memory
         size = sum(leaf.numel() * leaf.element_size() for leaf in new)
         self.bytes, self.largest = self.bytes + size, max(self.largest, size)
         return output
+
+
+def _place(tensor: Tensor) -> int:
+    """Address of a tensor's memory. A sparse tensor has none of its own, so it counts as another tensor each time."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else -id(tensor)

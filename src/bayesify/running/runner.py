@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from bayesify.maths.value_checks import transforming
 from bayesify.running.generators import backup, owned_generators
 from bayesify.running.inputs_and_outputs import (
+    WHOLE,
     Args,
     Kwargs,
     Untouched,
@@ -27,7 +28,7 @@ from bayesify.running.inputs_and_outputs import (
     parts_of,
     stack,
 )
-from bayesify.running.light_copies import FreeCopies, LightCopy, Places
+from bayesify.running.light_copies import FreeCopies, LightCopy, Places, are_same, entries_of, own_attributes
 from bayesify.running.modes import modes_kept, without_cudnn
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
@@ -96,32 +97,78 @@ class SlowVmap(Exception):
     """Raised if `vmap` runs but loops internally over an operation without a batching rule."""
 
 
+class StateInVmap(Exception):
+    """Raised if a network changes its own state under `vmap`, because tensors made there are invalid afterwards.
+
+    With `again`, this is not the first time. Some networks change their state only once, for example to fill a cache.
+    """
+
+    def __init__(self, again: bool) -> None:
+        super().__init__("it changes its own attributes or buffers")
+        self.again = again
+
+
+class _Surroundings:
+    """What a pass can change although it is not part of the copy: buffers in place, and objects in attributes of modules."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._versions = [(one, one._version) for one in network.buffers() if not one.is_inference()]
+        values = (value for module in network.modules() for value in own_attributes(module))
+        self._held: list[tuple[Any, Any]] = []
+        for part in parts_of(*values) or ():
+            if isinstance(part, (dict, list)):
+                self._held.append((part, part.copy()))
+            elif not isinstance(part, WHOLE) and isinstance(getattr(part, "__dict__", None), dict):
+                self._held.append((vars(part), vars(part).copy()))
+
+    def changed(self) -> bool:
+        """Whether something was changed since. Objects then get back what they held."""
+        objects = [(now, before) for now, before in self._held if not are_same(entries_of(now), entries_of(before))]
+        for now, before in objects:
+            now.clear()
+            now.update(before) if isinstance(now, dict) else now.extend(before)
+        return bool(objects) or any(one._version != version for one, version in self._versions)
+
+
 class Vmaps:
     """Records for each purpose (draws, gradients or inducing inputs) whether `vmap` works on the modules of one network."""
 
     def __init__(self) -> None:
         self.refused: set[str] = set()
-        self._quick: set[str] = set()
+        self._quick: set[tuple[str, bool | None]] = set()
+        self._changing: set[tuple[str, bool | None]] = set()
 
-    def run(self, function: Callable[[], Result], what: str, buffers: Callable[[], Iterable[Tensor]] = tuple) -> Result:
+    def run(self, function: Callable[[], Result], what: str, network: nn.Module | None = None) -> Result:
         """Run a function that calls `vmap`. If torch warns that `vmap` loops over an operation, raise `SlowVmap`.
 
-        If the function fails, `buffers` and the generators of this thread are restored. After the first call that succeeds for a
-        purpose, torch's warnings are not checked again, and nothing is restored.
+        If the function fails, the generators of this thread and the buffers of `network` are restored. If the function changes
+        the network, the change is undone, and `StateInVmap` is raised. After the first call that succeeds for a purpose and a mode
+        of the network, torch's warnings are not checked again, and nothing is restored.
         """
-        if what in self._quick or torch.compiler.is_compiling():
-            return function()
-        restore = backup(buffers(), owned_generators())
-        with FILTERS, warnings.catch_warnings():
-            warnings.filterwarnings("error", message=SLOW_VMAP)
-            try:
-                found = function()
-            except Exception as error:
-                restore()
-                if isinstance(error, UserWarning) and str(error).startswith(SLOW_VMAP):
-                    raise SlowVmap(str(error)) from error
-                raise
-        self._quick.add(what)
+        key = (what, None if network is None else network.training)
+        try:
+            if key in self._quick or torch.compiler.is_compiling():
+                return function()
+            buffers, around = ((), None) if network is None else (network.buffers(), _Surroundings(network))
+            restore = backup(buffers, owned_generators())
+            with FILTERS, warnings.catch_warnings():
+                warnings.filterwarnings("error", message=SLOW_VMAP)
+                try:
+                    found = function()
+                    if around is not None and around.changed():
+                        raise StateInVmap(False)
+                except Exception as error:
+                    restore()
+                    if around is not None:
+                        around.changed()
+                    if isinstance(error, UserWarning) and str(error).startswith(SLOW_VMAP):
+                        raise SlowVmap(str(error)) from error
+                    raise
+        except StateInVmap as error:
+            error.again = key in self._changing
+            self._changing.add(key)
+            raise
+        self._quick.add(key)
         return found
 
 
@@ -491,6 +538,10 @@ class Pass(Runner):
         try:
             with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
                 output = getattr(self.network, method)(*args, **kwargs)
+            for (place, leaf), value in zip(slots, values, strict=True):
+                if place[leaf] is not value and not self.evaluate:
+                    self._take_buffers(named, slots)
+                    break
             if keep:
                 self.left = slots, before, values
             return output
@@ -499,6 +550,16 @@ class Pass(Runner):
                 _fill(slots, before)
                 if recurrent:
                     refresh_recurrent(self.network)
+
+    def _take_buffers(self, named: WeightDict, slots: Sequence[tuple[dict[str, Any], str]]) -> None:
+        """Copy the values that the network assigned to the draw's own buffers into these buffers."""
+        own = dict(self.network.named_buffers())
+        for (name, buffer), (place, leaf) in zip(named.items(), slots, strict=True):
+            if name in own and place[leaf] is not buffer:
+                if transforming():
+                    raise StateInVmap(False)
+                with torch.no_grad():
+                    buffer.copy_(place[leaf])
 
     def _needs_plain_recurrence(self, named: Mapping[str, Tensor]) -> bool:
         """Whether the gradient of a recurrent layer in evaluation mode may be needed. The cuDNN kernels have none."""
@@ -542,13 +603,13 @@ class Pass(Runner):
         together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
         try:
             found = partial(self._vmap, {**values, **together}, args, kwargs)
-            return self.decisions().vmaps.run(found, "draws", self.network.buffers)
-        except (RuntimeError, ValueError, SlowVmap) as refusal:
+            return self.decisions().vmaps.run(found, "draws", self.network)
+        except (RuntimeError, ValueError, SlowVmap, StateInVmap) as refusal:
             if self._make is not None:
                 self._renew()  # the network may have stored tensors of the failed call in the copy's attributes
             # Errors in the caller's inputs are raised here, with a plain message.
             outputs = self._loop(values, args, kwargs, buffers)
-            if self._make is None or not _is_noticed(refusal):
+            if getattr(refusal, "again", True) and (self._make is None or not _is_noticed(refusal)):
                 self.refuse_vmap(refusal)
             return outputs
 
@@ -570,6 +631,8 @@ class Pass(Runner):
 
         with disable_saved_tensors_hooks(CHECKPOINTS) if torch.is_grad_enabled() else nullcontext():
             outputs = torch.func.vmap(one, randomness="different")(dict(values))
+        if self.copied is not None and self._make is not None and self.copied.changed():
+            raise StateInVmap(False)
         return rebuild[0](outputs)
 
     def _rows(self, values: WeightDict, args: Args, kwargs: Kwargs) -> Any:
@@ -578,7 +641,7 @@ class Pass(Runner):
         return build(split_draws(tree, num_draws, rows))
 
     def _loop(self, values: WeightDict, args: Args, kwargs: Kwargs, buffers: Buffers) -> Any:
-        trees = []
+        trees, builds = [], []
         # With a single draw, the network may change its inputs in place, as in a call of the network itself.
         inputs = None if count_draws(values) == 1 and not self.evaluate else Untouched(args, kwargs)
         for index, draw in enumerate(each(values)):
@@ -586,4 +649,5 @@ class Pass(Runner):
             named = {**draw, **buffers[index]} if buffers else draw
             tree, build = as_tree(self.call(named, *given, protect=False))
             trees.append(tree)
-        return build(stack(*trees) if set(map(type, trees)) == _PLAIN else pytree.tree_map(stack, *trees))
+            builds.append(build)
+        return builds[0](stack(*trees) if set(map(type, trees)) == _PLAIN else pytree.tree_map(stack, *trees))

@@ -181,7 +181,10 @@ def _once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str
     kept: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
     for name, tensor in state.items():
-        place = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
+        dense = tensor.layout is torch.strided  # `write` refuses all others
+        place = (
+            (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride()) if dense else name
+        )
         if tensor.numel() and place in first:
             tied[name] = first[place]
         else:

@@ -121,6 +121,12 @@ def write(path: str | Path, kind: str, header: Mapping[str, Any], tensors: Mappi
     an impossible path, `TypeError` for a type of tensor that safetensors files cannot hold, and `OSError` if the file cannot be
     written.
     """
+    for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided:
+            raise TypeError(
+                f"{name!r} is a sparse tensor, which safetensors files cannot hold; register it with persistent=False, or keep it "
+                "in an attribute or as a dense buffer"
+            )
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     body = json.dumps({"kind": kind, **header})
     metadata = {"format": FORMAT_NAME, "format_version": str(FORMAT_VERSION), "header": body}
