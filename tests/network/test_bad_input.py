@@ -100,6 +100,10 @@ def test_inputs_of_the_wrong_type() -> None:
     message = r"inputs of shape \(4, 3\) and type float64 do not fit the network: .*; give"
     unchanged(bnn, ValueError, message, lambda: bnn.predict(X.double()))
     unchanged(bnn, ValueError, message, lambda: bnn.elbo(X.double(), Y, num_data=4))
+    loader = [(X.double(), Y)]
+    unchanged(
+        bnn, ValueError, f"fit: epoch 1, batch 1: {message}", lambda: bayesify.fit(bnn, loader, num_data=4, epochs=1)
+    )
 
 
 def test_the_recurrent_network_is_whole_after_an_error() -> None:
@@ -302,7 +306,7 @@ def test_arrays_of_another_library_are_refused_with_the_way_out():
 
 
 def test_a_loss_is_not_a_likelihood() -> None:
-    message = r"likelihood=CrossEntropyLoss; give a Likelihood, such as likelihoods\.Categorical\(\), or a string"
+    message = r"likelihood=CrossEntropyLoss; give a Likelihood, such as likelihoods\.Categorical\(\) for classes or .*, or a string"
     with pytest.raises(ValueError, match=message):
         bayesify.bayesianize(nn.Linear(3, 2), "mean_field", likelihood=nn.CrossEntropyLoss())  # type: ignore[arg-type]
 

@@ -535,6 +535,22 @@ def test_a_search_at_its_edge(data, trained):
     assert "search_at_edge" not in bayesify.check(laplace, data[1]).codes
 
 
+def test_a_search_on_training_data(data, trained):
+    laplace = bayesify.Laplace(trained, likelihoods.Categorical(), subset="last_layer").fit(data[0])
+    with pytest.warns(UserWarning, match=r"leaves almost no uncertainty; .* give held-out data"):
+        laplace.tune_prior_precision(data[0])
+    assert "no_uncertainty" in [finding.code for finding in laplace.findings]
+    laplace.tune_prior_precision()
+    assert not laplace.findings
+
+
+def test_a_short_run_says_that_it_was_not_checked(data, trained):
+    _, history = train(trained, posteriors.MeanField(), list(data[0])[:9], 1, num_data=576)
+    assert str(history.findings).endswith("fewer than 10 steps, which is too short for most checks")
+    _, history = train(trained, posteriors.MeanField(), data[0], 1)
+    assert "fewer than" not in str(history.findings)
+
+
 # -- one's own loop ------------------------------------------------------------------------------------------------
 
 

@@ -1228,7 +1228,7 @@ class Laplace(Drawable):
             score = self._validation_scores(loader, prediction, num_draws, read_batch, generator)
             num_fine = precisions.NUM_FINE_SCORES
         chosen, finding = precisions.search_precision(score, base, grid, num_fine if fine else 0)
-        kept = (old for old in self.findings if old.code != "search_at_edge")
+        kept = (old for old in self.findings if old.code not in ("search_at_edge", "no_uncertainty"))
         self.findings = (*kept, *([] if finding is None else [finding]))
         if finding is not None and tuple(grid) == precisions.DEFAULT_GRID:
             warnings.warn(f"tune_prior_precision: {finding}", stacklevel=4)

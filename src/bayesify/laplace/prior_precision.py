@@ -147,12 +147,14 @@ DEFAULT_GRID = tuple(10.0**power for power in range(-4, 5))
 """The paper's grid for images: a prior precision between 1e-4 and 1e4."""
 MAX_ADDED_VALUES = 4
 """Number of values by which the default grid is extended at a time, while its best value is at an end."""
+CERTAIN_FACTOR = 1e5
+"""A factor on the prior precisions that lies beyond the default grid and leaves almost no uncertainty."""
 NUM_FINE_SCORES, NUM_FINE_EVIDENCES = 9, 180
 """Number of values in the second grid, around the best value of the first grid. Each further evidence costs almost nothing."""
 
 
 def search_precision(score: Score, base: float, grid: Sequence[float], num_fine: int) -> tuple[float, Finding | None]:
-    """The prior precision with the best score, and a `Finding` if this precision is at an end of the grid.
+    """The prior precision with the best score, and a `Finding` if this precision is at an end of the grid or very large.
 
     `base` is the prior precision at which the factor is 1. `DEFAULT_GRID` is extended while its best value is at an end.
     Then `num_fine` values between the neighbors of the best value are tried, evenly spaced in the logarithm.
@@ -184,7 +186,16 @@ def search_precision(score: Score, base: float, grid: Sequence[float], num_fine:
         place = best_of(finer_scores)
         if finer_scores[place] > scores[best]:
             chosen = finer[place]
-    return chosen, finding
+    return chosen, finding or _nearly_certain(chosen / base)
+
+
+def _nearly_certain(factor: float) -> Finding | None:
+    """A `Finding` if the factor on the prior precisions leaves almost no uncertainty."""
+    if factor < CERTAIN_FACTOR:
+        return None
+    sentence = f"the chosen factor on the prior precisions, {factor:.3g}, leaves almost no uncertainty"
+    remedy = "training data always prefer this, so give held-out data; if you did, the plain network predicts as well"
+    return Finding("no_uncertainty", sentence, remedy)
 
 
 def best_of(scores: Sequence[float]) -> int:

@@ -98,7 +98,7 @@ class Likelihood(nn.Module):
 
     integrates_gaussians: ClassVar[bool] = False
     """Whether `closed_form` integrates over Gaussian outputs without draws."""
-    remedy: ClassVar[str] = ", such as likelihoods.Categorical(),"
+    remedy: ClassVar[str] = ", such as likelihoods.Categorical() for classes or likelihoods.Gaussian() for numbers,"
     shape_remedy: ClassVar[str] = "give targets in the outputs' shape"
     least_dims: ClassVar[int] = 1  # smallest number of axes of a batch's outputs, including the axis of examples
 

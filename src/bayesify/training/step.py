@@ -13,6 +13,7 @@ from bayesify.draws import Draws
 from bayesify.maths.autograd_functions import sum_of_pieces
 from bayesify.network import BayesianNetwork
 from bayesify.predictor import Batch, Phase, Trainable
+from bayesify.running.inputs_and_outputs import as_inputs, explain_shape_error
 from bayesify.training.arguments import Run
 from bayesify.training.average import RunningAverage
 from bayesify.training.captured_step import CapturedSteps, GraphOptimizer, why_not
@@ -176,7 +177,9 @@ class Step:
                 self._clip_and_step(norm)
         except Exception as error:
             self._guard.restore()
-            plain = ValueError(str(error)) if isinstance(error, NotFiniteError) else error
+            plain = explain_shape_error(error, *as_inputs(window[batch - first][0].x))
+            if isinstance(error, NotFiniteError):
+                plain = ValueError(str(error))
             raise BatchError(batch, plain, self.taken) from error
         if self._graph_optimizer is None:
             part_of_all = 1 / self.processes.count

@@ -262,6 +262,10 @@ class Watch:
         found = joined(parts)
         if "worse_than_start" not in found.codes:  # the different start did no harm
             found = Findings(finding for finding in found if finding.code != "starts_elsewhere")
+        if not self._looks:
+            return Findings(
+                found, f" in a run of fewer than {MIN_WATCHED_STEPS} steps, which is too short for most checks"
+            )
         if held_out or self.start is None:
             return found
         history.notes["comparison"] = NOT_COMPARED
