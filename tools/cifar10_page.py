@@ -226,7 +226,14 @@ def _labels(mine: Sequence[Point], printed: Sequence[Point]) -> list[str]:
         beside, above = point.radius + width / 2 + 4, point.radius + 10
         shifts = [(0.0, 4.0)] if point.color != OURS and 2 * point.radius > width else []
         shifts += [(beside, 4.0), (-beside, 4.0), (0.0, 4 - above), (0.0, 4 + above), (beside, 16.0), (-beside, -8.0)]
-        shifts += [(beside, -8.0), (-beside, 16.0), (0.0, 16 + above), (beside, 28.0), (-beside, -20.0), (beside, -20.0)]
+        shifts += [
+            (beside, -8.0),
+            (-beside, 16.0),
+            (0.0, 16 + above),
+            (beside, 28.0),
+            (-beside, -20.0),
+            (beside, -20.0),
+        ]
         boxes = [
             (x + dx - width / 2, y + dy - 10, x + dx + width / 2, y + dy + LETTER_HEIGHT - 10) for dx, dy in shifts
         ]

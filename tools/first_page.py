@@ -96,7 +96,7 @@ def _tables() -> list[str]:
     return [
         f"Tables on which no setting was chosen: CRPS ({numeric} tables), log-loss ({labelled})",
         f"CRPS **{crps}**, log-loss {loss}",
-        "CRPS 1, log-loss 1: the best of up to eight rivals on the validation rows of each table",
+        "CRPS 1, log-loss 1: for each table, the best of up to eight rivals on validation rows",
         "`python -m benchmarks.tables run tables --new`",
     ]
 
