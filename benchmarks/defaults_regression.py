@@ -6,6 +6,10 @@ UCI sets come from the folder in BAYESIFY_DATA. Each method, set and split is a 
 resume. After `--limit` seconds no new cell starts. Each row of the results is a mean over splits: negative log-likelihood in the
 targets' unit, RMSE, the shares of targets in the intervals of 50 and 90 %, and seconds on one core. Scores of an earlier version
 are in `defaults_regression_before.json`.
+
+With `--sets noise_200 noise_400 noise_1000`, the tables are made: a linear function of ten normal inputs, with noise of the same
+variance. The name says how many rows are for training, and 2,000 are for testing. The results are in
+`defaults_regression_noise.json`.
 """
 
 import statistics
@@ -14,6 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bayesify import metrics
@@ -24,22 +29,35 @@ from .runs import Row, cell, many, parser
 from .timing import record
 
 SETS = ("yacht", "energy", "concrete", "kin8nm")
+MADE = ("noise_200", "noise_400", "noise_1000")
+NUM_TEST_ROWS, NUM_INPUTS = 2000, 10
 METHODS = ("laplace", "ensemble", "mean_field", "inducing", "rank_one", "walsh_hadamard", "function_space", "auto", "k_tied",
            "matrix_normal", "dropout", "swag")  # fmt: skip
 KEYS = ("nll", "rmse", "coverage_50", "coverage_90")
 
 
+def load(name: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs and targets of the training rows, and of the test rows."""
+    if name not in MADE:
+        table = uci.load(name)
+        split = table.splits[index]
+        return table.X[split.train], table.y[split.train].ravel(), table.X[split.test], table.y[split.test].ravel()
+    rows, generator = int(name.removeprefix("noise_")), np.random.default_rng(index)
+    x = generator.normal(size=(rows + NUM_TEST_ROWS, NUM_INPUTS))
+    signal = x @ generator.normal(size=NUM_INPUTS)
+    y = signal + signal.std() * generator.normal(size=len(x))
+    return x[:rows], y[:rows], x[rows:], y[rows:]
+
+
 def measure(method: str, name: str, index: int) -> Row:
     """One method on one split."""
-    table = uci.load(name)
-    split = table.splits[index]
+    x, y, test_x, test_y = load(name, index)
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = BayesianRegressor(method, random_state=index)
-        model.fit(table.X[split.train], table.y[split.train].ravel())
-    predictive = model.predictive(table.X[split.test])
-    found = metrics.evaluate(predictive, torch.from_numpy(table.y[split.test].reshape(-1, 1)))
+        model.fit(x, y)
+    found = metrics.evaluate(model.predictive(test_x), torch.from_numpy(test_y.reshape(-1, 1)))
     return {**{key: found[key] for key in KEYS}, "seconds": time.process_time() - start}
 
 
@@ -50,7 +68,7 @@ def stored(method: str, name: str, index: int, folder: Path, end: float) -> Row 
 
 def main() -> None:
     options = parser(__doc__, "workers", "limit", methods=METHODS, splits=5, folder=Path("build/defaults_regression"))
-    options.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
+    options.add_argument("--sets", nargs="+", default=list(SETS), choices=[*SETS, *MADE])
     given = options.parse_args()
     place = (given.folder, time.time() + given.limit)
     jobs = [
@@ -67,7 +85,7 @@ def main() -> None:
             if splits:
                 means = {key: statistics.mean(row[key] for row in splits) for key in splits[0]}
                 figures[f"{name}, {method}"] = {**means, "splits": len(splits)}
-    record("defaults_regression", figures, digits=4)
+    record("defaults_regression_noise" if set(given.sets) <= set(MADE) else "defaults_regression", figures, digits=4)
 
 
 if __name__ == "__main__":

@@ -314,26 +314,36 @@ def links() -> str:
 
 def regression() -> str:
     """Table of regressions under the defaults, with the estimators' earlier scores."""
-    figures, earlier = (
-        json.loads((RESULTS / f"defaults_regression{part}.json").read_text())["figures"] for part in ("", "_before")
-    )
+    return _by_method("defaults_regression", "NLL (before), share in intervals of 50 and 90 %, seconds", "_before")
+
+
+def noisy() -> str:
+    """Table of regressions of made tables with much noise."""
+    return _by_method("defaults_regression_noise", "NLL, share in intervals of 50 and 90 %, seconds")
+
+
+def _by_method(name: str, title: str, before: str | None = None) -> str:
+    figures = json.loads((RESULTS / f"{name}.json").read_text())["figures"]
+    earlier = json.loads((RESULTS / f"{name}{before}.json").read_text())["figures"] if before else {}
     sets = dict.fromkeys(key.split(", ")[0] for key in figures)
     methods = dict.fromkeys(key.split(", ")[1] for key in figures)
     lines = []
     for method in methods:
         cells = []
-        for name in sets:
-            row, before = figures.get(f"{name}, {method}"), earlier.get(f"{name}, {method}")
+        for one in sets:
+            row, old = figures.get(f"{one}, {method}"), earlier.get(f"{one}, {method}")
             if row is None:
                 cells.append("")
                 continue
-            was = "" if before is None else f" ({before['nll']:.2f})"
+            was = "" if old is None else f" ({old['nll']:.2f})"
             inside = f"{100 * row['coverage_50']:.0f} and {100 * row['coverage_90']:.0f} %"
             cells.append(f"{row['nll']:.2f}{was}, {inside}, {row['seconds']:.0f} s")
         lines.append([TITLES.get(method, method).split(",")[0].split(" of 5")[0], *cells])
     rows = list(figures.values())
     within = sum(0.85 <= row["coverage_90"] <= 0.95 for row in rows)
-    whole = table(["NLL (before), share in intervals of 50 and 90 %, seconds", *sets], lines)
+    whole = table(
+        [title, *(one.replace("noise_", "") + " rows" if one.startswith("noise_") else one for one in sets)], lines
+    )
     return whole + f"\n\nThe 90 % intervals contain 85 to 95 % of the targets in {within} of {len(rows)} cells."
 
 
@@ -350,6 +360,7 @@ STARTS = [
 FILES = {
     "links": "laplace_links.json",
     "regression": "defaults_regression.json",
+    "noisy": "defaults_regression_noise.json",
     "widths": "default_prior_widths.json",
     "outside": "defaults_outside.json",
 }
@@ -365,7 +376,7 @@ def main() -> None:
         "kinds": kinds(found),
         **{
             make.__name__: make()
-            for make in (links, regression, widths, outside)
+            for make in (links, regression, noisy, widths, outside)
             if (RESULTS / FILES[make.__name__]).exists()
         },
         "priors": trials(tried, "point", PRIORS),
