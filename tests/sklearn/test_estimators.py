@@ -80,6 +80,13 @@ def test_a_method_that_needs_a_package_says_so(monkeypatch):
         BayesianRegressor("hmc").fit(*line())
 
 
+@pytest.mark.parametrize("name", ["ensemble", "walsh_hadamard"])
+def test_methods_that_start_elsewhere_do_not_warn_of_their_own_network(name, recwarn):
+    x = np.random.default_rng(0).normal(size=(80, 3))
+    BayesianRegressor(name, random_state=0, effort="quick").fit(x, x @ [1.0, 2.0, 3.0])
+    assert not [str(one.message) for one in recwarn if "the given network is trained" in str(one.message)]
+
+
 @pytest.mark.slow
 def test_defaults_fit_a_curve_and_cover_it():
     """With a noise variance of 0.01 and 60 rows, an interval of 90 % holds more than half and not hopelessly wide ones."""

@@ -115,6 +115,9 @@ def train_methods(starts: Sequence[Start]) -> list[Predictor]:
     method, settings = _method(starts[0]), starts[0].settings
     if method.fit is None:
         bnns = [_seeded(start.settings, make_bayesian, start) for start in starts]
+        for bnn in bnns:
+            if not all(part.starts_at_network for part in bnn.posteriors):
+                bnn.given_weights = {}  # `fit` would warn of a network that the user did not give
         settled = all(start.evidence is not None for start in starts)
         train_posteriors(bnns, [start.rows for start in starts], [start.settings for start in starts],
                          start=not (method.is_point or settled))  # fmt: skip
