@@ -51,7 +51,7 @@ def shared(function: Callable[[], Any]) -> Callable[[], Any]:
             for owner, name, other in (
                 (Runner, "alone", _alone),
                 (Pass, "call", _call),
-                (Untouched, "take", lambda self: self._given),
+                (Untouched, "take", lambda self, **_: self._given),
             ):
                 stack.enter_context(mock.patch.object(owner, name, other))
             return repeated(function)()

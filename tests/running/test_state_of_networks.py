@@ -102,17 +102,35 @@ def test_a_prediction_leaves_no_dead_tensors(kind: type[Stateful]) -> None:
     assert torch.isfinite(bnn.elbo(X, Y, num_data=24))
 
 
-def test_a_network_that_fills_a_cache_once_keeps_its_speed() -> None:
+def test_a_network_that_fills_a_cache_keeps_its_speed() -> None:
     class Cached(Stateful):
         def change(self, x: Tensor, hidden: Tensor) -> Tensor:
             if not self.log:
                 self.log.append(torch.arange(4.0))
+            self.shape, self.scale, self.size = (
+                x.shape,
+                hidden.shape[1] ** -0.5,
+                1000 + x.shape[1],
+            )  # equal in each pass
             return hidden + self.log[0]
 
     bnn = bayesify.bayesianize(Cached(), posteriors.MeanField(0.3), likelihood="categorical")
-    for _ in range(3):
+    for _ in range(20):
         bnn.draw(4)(X)  # without a warning
     assert torch.equal(bnn.network.log[0], torch.arange(4.0))
+
+
+def test_predictions_of_a_network_that_stores_activations_run_together() -> None:
+    class Stores(Stateful):
+        def change(self, x: Tensor, hidden: Tensor) -> Tensor:
+            self.log.append(hidden)
+            self.hidden = hidden
+            return hidden
+
+    bnn = bayesify.bayesianize(Stores(), posteriors.MeanField(0.3), likelihood="categorical").eval()
+    for _ in range(12):
+        bnn.predict(X, 4)  # without a warning, because predictions keep nothing
+    assert not bnn.network.log
 
 
 class AssigningNorm(nn.BatchNorm1d):
@@ -170,49 +188,54 @@ def test_a_prediction_before_training_changes_no_bits() -> None:
 NOT_GIVEN = object()
 
 
-class Marker:
-    """A class of sentinels."""
+class Carry:
+    """Starts without content, and a network may give it some."""
 
 
-def test_inputs_without_content_stay_the_same_objects() -> None:
-    marker, array, table = Marker(), np.ones(3), {"key": torch.ones(2)}
-    held = SimpleNamespace(array=array, marker=marker, table=table)
-    inputs = Untouched((torch.ones(2), NOT_GIVEN, held), {"marker": marker})
+def test_arrays_and_sentinels_stay_the_same_objects() -> None:
+    array, carry, table = np.ones(3), Carry(), {"key": torch.ones(2)}
+    held = SimpleNamespace(array=array, table=table)
+    inputs = Untouched((torch.ones(2), NOT_GIVEN, held), {"carry": carry})
     (_, first, copied), kwargs = inputs.take()
     assert first is NOT_GIVEN
-    assert kwargs["marker"] is marker is copied.marker
+    assert kwargs["carry"] is not carry
     assert copied.array is array
     assert copied is not held
     assert copied.table["key"] is not table["key"]
 
 
 CHANGES = {
-    "a tensor": lambda held: held.table["key"].add_(1),
-    "an entry": lambda held: held.table.update(key=0),
-    "a new entry": lambda held: held.table.update(other=0),
-    "a key": lambda held: held.table.update(other=held.table.pop("key")),
-    "an attribute": lambda held: setattr(held, "count", 5),
-    "a new attribute": lambda held: setattr(held, "new", 5),
-    "a list": lambda held: held.rows.append(held.rows[0]),
-    "an order": lambda held: held.rows.reverse(),
-    "a set": lambda held: held.names.add("c"),
+    "a tensor": lambda held: held["table"]["key"].add_(1),
+    "an entry": lambda held: held["table"].update(key=0),
+    "a new entry": lambda held: held["table"].update(other=0),
+    "a key": lambda held: held["table"].update(other=held["table"].pop("key")),
+    "a list": lambda held: held["rows"].append(held["rows"][0]),
+    "an order": lambda held: held["rows"].reverse(),
+    "a set": lambda held: held["names"].add("c"),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_copies_of_inputs_are_made_again_only_after_a_change(change: Any) -> None:
-    held = SimpleNamespace(table={"key": torch.zeros(2)}, big=torch.zeros(9), rows=[1, 2], names={"a"}, count=0)
-    inputs = Untouched((torch.zeros(3), held), {})
+def test_containers_are_copied_again_only_after_a_change(change: Any) -> None:
+    given = {"table": {"key": torch.zeros(2)}, "big": torch.zeros(9), "rows": [1, 2], "names": {"a"}}
+    inputs = Untouched((torch.zeros(3), given), {})
     before = inputs.take()[0]
     assert inputs.take()[0][1] is before[1]
     change(before[1])
     after = inputs.take()[0]
     assert after[1] is not before[1]
-    assert list(vars(after[1])) == list(vars(held))
-    assert (after[1].rows, after[1].names, after[1].count) == ([1, 2], {"a"}, 0)
-    assert torch.equal(after[1].table["key"], torch.zeros(2))
-    assert after[1].big is before[1].big, "unchanged tensors are not copied again"
-    assert (list(held.table), held.rows, held.names, held.count) == (["key"], [1, 2], {"a"}, 0)
+    assert (list(after[1]), list(after[1]["table"])) == (list(given), ["key"])
+    assert (after[1]["rows"], after[1]["names"]) == ([1, 2], {"a"})
+    assert torch.equal(after[1]["table"]["key"], torch.zeros(2))
+    assert after[1]["big"] is before[1]["big"], "unchanged tensors are not copied again"
+    assert (list(given["table"]), given["rows"], given["names"]) == (["key"], [1, 2], {"a"})
+
+
+@pytest.mark.parametrize("make", [Carry, SimpleNamespace, lambda: iter([1, 2]), lambda: np.random.default_rng(0), dict])
+def test_objects_are_copied_for_every_pass(make: Any) -> None:
+    inputs = Untouched((torch.zeros(3), [make(), Carry()]), {})
+    first, second = inputs.take()[0][1], inputs.take()[0][1]
+    assert first[0] is not second[0]
 
 
 def test_tensors_keep_their_attributes() -> None:
@@ -282,12 +305,21 @@ def test_outputs_of_draws_have_their_own_types(num_draws: int) -> None:
         bnn.network.wrap = lambda out: out
 
 
-def test_other_objects_that_hold_tensors_are_refused() -> None:
-    bnn = bayesify.bayesianize(
-        Returns(lambda out: {"a": SimpleNamespace(out=out)}), "mean_field", likelihood="categorical"
-    )
-    with pytest.raises(TypeError, match="SimpleNamespace that holds tensors; give a network that returns"):
-        bnn.draw(3)(X)
+def test_outputs_that_torch_or_python_made() -> None:
+    """Results of torch's functions have the axis of draws, and constants are kept."""
+    for wrap in (
+        lambda out: (out, out.max(1)),
+        lambda out: {"logits": out, "top": torch.topk(out, 1), "none": None, "size": 3, "name": "n"},
+    ):
+        bnn = bayesify.bayesianize(Returns(wrap), "mean_field", likelihood="categorical")
+        draws = bnn.draw(3)
+        found = draws(X)
+        one = [draws[index : index + 1](X) for index in range(3)]
+        if isinstance(found, dict):
+            assert (found["none"], found["size"], found["name"]) == (None, 3, "n")
+            torch.testing.assert_close(found["top"].values, torch.cat([part["top"].values for part in one]))
+        else:
+            torch.testing.assert_close(found[1].values, torch.cat([part[1].values for part in one]))
 
 
 # -- buffers of rare kinds -----------------------------------------------------------------------------------------

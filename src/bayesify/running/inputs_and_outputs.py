@@ -10,6 +10,7 @@ from itertools import zip_longest
 from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -175,24 +176,22 @@ _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
 def _is_kept(part: Any) -> bool:
-    """Whether a part of inputs is never copied: modules, arrays of other libraries, and objects without content."""
-    if isinstance(part, (nn.Module, torch.Generator, ModuleType)):
-        return True
-    if isinstance(part, (*WHOLE, *_CONTAINERS)):
-        return False
-    return hasattr(part, "__array__") or type(part) is object or getattr(part, "__dict__", None) == {}
+    """Whether a part of inputs is never copied: modules, NumPy arrays, and `object()`, which serves as a sentinel."""
+    return isinstance(part, (nn.Module, torch.Generator, ModuleType, np.ndarray)) or type(part) is object
 
 
-def _contents(parts: Sequence[Any] | None) -> list[Any]:
-    """All that containers and objects among the parts of inputs hold, and nothing if the parts are unknown."""
+def _is_open(part: Any) -> bool:
+    """Whether all of a part's content is known, so that a change can be noticed."""
+    return type(part) in _CONTAINERS or isinstance(part, WHOLE) or _is_kept(part)
+
+
+def _contents(parts: Sequence[Any]) -> list[Any]:
+    """All that the containers among the parts of inputs hold."""
     found: list[Any] = []
-    for part in parts or ():
-        if isinstance(part, _CONTAINERS):
+    for part in parts:
+        if type(part) in _CONTAINERS:
             found.append(len(part))
             found += [*part.keys(), *part.values()] if isinstance(part, dict) else part
-        elif not isinstance(part, WHOLE):
-            found += getattr(part, "__dict__", {}).values()
-            found += [getattr(part, name, None) for name in _slots(part)]
     return found
 
 
@@ -217,7 +216,7 @@ def parts_of(*given: Any) -> list[Any] | None:
             continue
         seen.add(id(one))
         found.append(one)
-        if isinstance(one, WHOLE) or hasattr(one, "__array__"):
+        if isinstance(one, (*WHOLE, np.ndarray)):
             continue
         if isinstance(one, _CONTAINERS):
             rest.extend(one.values() if isinstance(one, dict) else one)
@@ -234,9 +233,10 @@ def parts_of(*given: Any) -> list[Any] | None:
 class Untouched:
     """Inputs for several passes of a network that may change its inputs. Each pass sees the same values.
 
-    The caller's inputs stay unchanged. All passes get the same copies until a pass changes one of them. Modules, arrays of other
-    libraries, and objects without content are never copied. If inputs have more than `MAX_PARTS` parts, or parts that cannot be
-    copied, only their tensors, dicts and lists are copied, and objects are the caller's own (`whole` is then false).
+    The caller's inputs stay unchanged. Passes get the same copies of tensors and containers until a pass changes one of them, and
+    copies of their own of all other objects. Modules, NumPy arrays and `object()` are never copied. If inputs have more than
+    `MAX_PARTS` parts, or parts that cannot be copied, only their tensors, dicts and lists are copied, and objects are the caller's
+    own (`whole` is then false).
     """
 
     def __init__(self, args: Args, kwargs: Kwargs) -> None:
@@ -246,30 +246,33 @@ class Untouched:
         found = list(args) if self._plain else parts_of(*args, *kwargs.values())
         self.whole = found is not None
         parts = pytree.tree_leaves(self._given) if found is None else found
+        self._is_open = found is not None and all(map(_is_open, parts))
         self._kept = {id(part): part for part in parts if _is_kept(part)}
         self._tensors = [part for part in parts if isinstance(part, Tensor)]
         self._copies: list[Tensor] = []
         self._versions: list[int] = []
         self._made: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._parts: list[Any] | None = None  # of the copies, and what these held
+        self._parts: list[Any] = []  # of the copies, and what these held
         self._state: list[Any] = []
 
-    def take(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Inputs for the next pass."""
+    def take(self, *, last: bool = False) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Inputs for the next pass, or for the `last` one."""
         fresh = self._copy_tensors()
         if self._plain:
             return tuple(self._copies), {}
-        if self._made is None or fresh or self._is_changed():
-            self._made = self._make()
-            self._parts = parts_of(*self._made[0], *self._made[1].values())
-            self._state = _contents(self._parts)
-        # The outer tuple and dict are the pass's own.
-        return self._made[0], dict(self._made[1])
+        if self._made is not None and not fresh and not self._is_changed():
+            made = self._made
+        else:
+            made = self._make()
+            if self._is_open and not last:
+                self._made, self._parts = made, parts_of(*made[0], *made[1].values()) or []
+                self._state = _contents(self._parts)
+        return made[0], dict(made[1])  # the outer tuple and dict are the pass's own
 
     def _is_changed(self) -> bool:
-        """Whether a pass has changed containers or objects of the copies."""
+        """Whether a pass has changed containers of the copies."""
         now = _contents(self._parts)
-        return self._parts is None or len(now) != len(self._state) or any(map(operator.is_not, now, self._state))
+        return len(now) != len(self._state) or any(map(operator.is_not, now, self._state))
 
     def _copy_tensors(self) -> bool:
         """Copy all tensors at first, and later those whose copies were changed. Whether any was copied."""
@@ -341,15 +344,15 @@ def count_draws(values: WeightDict) -> int:
     return next(iter(values.values())).shape[0]
 
 
+_CONSTANTS = (NoneType, bool, int, float, str, torch.Size, torch.dtype, torch.device)
+
+
 def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
     """A network's output as nested dicts, lists, tuples and tensors, and a function that converts this form back to the output's
     own types.
 
-    `vmap` does not accept dataclasses and custom Mappings, such as the outputs of Hugging Face models. Parts that are not tensors
-    are left out; they must be equal in every draw.
-
-    Raises:
-        TypeError: If another object in the output holds tensors.
+    `vmap` does not accept dataclasses and custom Mappings, such as the outputs of Hugging Face models. Constants are left out;
+    they must be equal in every draw.
     """
     if isinstance(output, Tensor):
         return output, _same
@@ -357,7 +360,8 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
         kind = type(output)
         fields = {entry.name: getattr(output, entry.name) for entry in dataclasses.fields(output)}
         tree, build = as_tree(fields)
-        if isinstance(output, Mapping):
+        made_by_init = all(entry.init for entry in dataclasses.fields(output))
+        if made_by_init and (isinstance(output, Mapping) or getattr(output, "__dict__", fields).keys() - fields.keys()):
             return tree, lambda tree: kind(**build(tree))
         return tree, lambda tree: _replaced(output, build(tree))
     if isinstance(output, Mapping):
@@ -374,18 +378,12 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
         return tuple(tree for tree, _ in row), lambda tree: _like(
             output, [build(part) for (_, build), part in zip(row, tree, strict=True)]
         )
-    if any(isinstance(value, Tensor) for value in getattr(output, "__dict__", {}).values()):
-        raise TypeError(
-            f"the network returns an object of type {type(output).__name__} that holds tensors; give a network that returns "
-            "tensors, or tuples, lists, dicts or dataclasses of tensors"
-        )
     return output, _same
 
 
 def _part(value: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """`as_tree` for a part of an output. Parts without tensors become `()`, because `vmap` returns only tensors."""
-    tree, build = as_tree(value)
-    return ((), lambda _: value) if build is _same and not isinstance(value, Tensor) else (tree, build)
+    """`as_tree` for a part of an output. Constants become `()`, because `vmap` returns only tensors."""
+    return ((), lambda _: value) if isinstance(value, _CONSTANTS) else as_tree(value)
 
 
 def _same(tree: Any) -> Any:

@@ -27,6 +27,9 @@ _ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, 
 _ATOMIC += (types.FunctionType, types.BuiltinFunctionType)
 _ATOMIC += (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator)
 _PLAIN = frozenset((*_ATOMIC, bool))
+_KEPT = (type, types.ModuleType, types.FunctionType, dict, list, tuple, set, frozenset, deque, Tensor)
+_COMPARED = frozenset((bool, int, float, str, torch.Size, torch.dtype, torch.device))
+"""Types of attributes that count as unchanged if they are equal."""
 
 _CONTAINERS = frozenset((list, dict, set, deque, OrderedDict, defaultdict))
 MAX_CONTAINER_ENTRIES = 1024
@@ -303,11 +306,12 @@ class LightCopy:
         return False
 
     def changed(self) -> bool:
-        """Whether a pass has changed the copy, so that `write_back` would write. In evaluation mode, nothing is written."""
+        """Whether a pass has changed the copy, so that `write_back` would write other values. In evaluation mode, nothing is
+        written."""
         if self._evaluate or (self._records is not None and self._records[1].holds()):
             return False
         return any(not are_same(entries_of(own), entries) for _, own, entries in self._containers.values()) or not all(
-            starmap(_is_same, self._pairs)
+            starmap(_is_equal, self._pairs)
         )
 
     def _originals(self) -> dict[int, Any]:
@@ -446,6 +450,22 @@ def _is_same(original: nn.Module, clone: nn.Module, before: dict[str, Any], chil
     )
 
 
+def _is_equal(original: nn.Module, clone: nn.Module, before: dict[str, Any], children: Collection[Any]) -> bool:
+    """`_is_same`, or only attributes differ, and these are equal constants."""
+    if _is_same(original, clone, before, children):
+        return True
+    now = clone.__dict__
+    same = {key: before[key] if _is_constant(value, before.get(key)) else value for key, value in now.items()}
+    if len(same) != len(before) or not all(map(operator.is_, same.values(), before.values())):
+        return False
+    slots = are_same(now["_buffers"].values(), original._buffers.values())
+    return slots and are_same(now["_modules"].values(), children)
+
+
+def _is_constant(now: Any, before: Any) -> bool:
+    return type(now) is type(before) and type(now) in _COMPARED and bool(now == before)
+
+
 def _nested(container: Any) -> dict[int, Any]:
     """A container and all nested containers, by id; empty if together they have more than `MAX_CONTAINER_ENTRIES` entries."""
     found, waiting, entries = {id(container): container}, [container], 0
@@ -482,9 +502,18 @@ def _original(module: Any, originals: dict[int, Any]) -> Any:
     return originals[id(module)]
 
 
-def own_attributes(module: nn.Module) -> list[Any]:
-    """The attributes of a module that are neither standard attributes nor constants."""
-    return [value for key, value in module.__dict__.items() if key not in _STANDARD and type(value) not in _PLAIN]
+def attributes_of_objects(module: nn.Module) -> list[dict[str, Any]]:
+    """The `__dict__` of each object in a module's attributes that is neither a module, a container nor a constant."""
+    found = []
+    for key, value in module.__dict__.items():
+        if key not in _STANDARD and type(value) not in _PLAIN and not isinstance(value, (nn.Module, *_KEPT)):
+            try:
+                held = object.__getattribute__(value, "__dict__")
+            except AttributeError:
+                continue
+            if type(held) is dict:
+                found.append(held)
+    return found
 
 
 def _attributes(state: dict[str, Any]) -> list[Any]:

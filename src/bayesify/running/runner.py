@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 from bayesify.maths.value_checks import transforming
 from bayesify.running.generators import backup, owned_generators
 from bayesify.running.inputs_and_outputs import (
-    WHOLE,
     Args,
     Kwargs,
     Untouched,
@@ -28,7 +27,7 @@ from bayesify.running.inputs_and_outputs import (
     parts_of,
     stack,
 )
-from bayesify.running.light_copies import FreeCopies, LightCopy, Places, are_same, entries_of, own_attributes
+from bayesify.running.light_copies import FreeCopies, LightCopy, Places, attributes_of_objects
 from bayesify.running.modes import modes_kept, without_cudnn
 from bayesify.running.row_draws import NotByRows, as_rows, can_take_rows, split_draws
 from bayesify.weights.catalog import Weight, owner_of, refresh_recurrent
@@ -50,6 +49,8 @@ is faster than `vmap`. On an H200, with GPT-2 in bfloat16, 8 x 512 tokens and fi
 an existing draw, and a loop takes 1.09 passes even for a fresh draw."""
 CHECKPOINTS = "the network runs layers again in the backward pass (gradient checkpointing)"
 TURN_OFF = "turn gradient checkpointing off (Hugging Face: model.gradient_checkpointing_disable())"
+MAX_CHANGES = 8
+"""After so many passes in a row that changed the network, its draws run in a loop. Fewer passes may fill caches."""
 SLOW_VMAP = "There is a performance drop because we have not yet implemented the batching rule"
 FILTERS = threading.RLock()
 """Lock held while warnings are turned off or turned into errors, because this affects all threads."""
@@ -100,34 +101,32 @@ class SlowVmap(Exception):
 class StateInVmap(Exception):
     """Raised if a network changes its own state under `vmap`, because tensors made there are invalid afterwards.
 
-    With `again`, this is not the first time. Some networks change their state only once, for example to fill a cache.
+    With `again`, it has done so in several passes in a row. Some networks change their state only in a few passes, for example to
+    fill a cache.
     """
 
-    def __init__(self, again: bool) -> None:
+    def __init__(self) -> None:
         super().__init__("it changes its own attributes or buffers")
-        self.again = again
+        self.again = False
 
 
 class _Surroundings:
-    """What a pass can change although it is not part of the copy: buffers in place, and objects in attributes of modules."""
+    """What a pass can change although it is not part of the copy: buffers in place, and tensors in objects that modules hold."""
 
     def __init__(self, network: nn.Module) -> None:
         self._versions = [(one, one._version) for one in network.buffers() if not one.is_inference()]
-        values = (value for module in network.modules() for value in own_attributes(module))
-        self._held: list[tuple[Any, Any]] = []
-        for part in parts_of(*values) or ():
-            if isinstance(part, (dict, list)):
-                self._held.append((part, part.copy()))
-            elif not isinstance(part, WHOLE) and isinstance(getattr(part, "__dict__", None), dict):
-                self._held.append((vars(part), vars(part).copy()))
+        self._held = [(held, held.copy()) for module in network.modules() for held in attributes_of_objects(module)]
 
     def changed(self) -> bool:
-        """Whether something was changed since. Objects then get back what they held."""
-        objects = [(now, before) for now, before in self._held if not are_same(entries_of(now), entries_of(before))]
-        for now, before in objects:
-            now.clear()
-            now.update(before) if isinstance(now, dict) else now.extend(before)
-        return bool(objects) or any(one._version != version for one, version in self._versions)
+        """Whether a buffer was changed or an object got another tensor. Objects then get back what they held."""
+        found = any(one._version != version for one, version in self._versions)
+        for now, before in self._held:
+            if any(isinstance(value, Tensor) and value is not before.get(key) for key, value in list(now.items())):
+                found = True
+                for key in now.keys() - before.keys():
+                    del now[key]
+                now.update(before)
+        return found
 
 
 class Vmaps:
@@ -136,7 +135,7 @@ class Vmaps:
     def __init__(self) -> None:
         self.refused: set[str] = set()
         self._quick: set[tuple[str, bool | None]] = set()
-        self._changing: set[tuple[str, bool | None]] = set()
+        self._changes: dict[tuple[str, bool | None], int] = {}  # passes in a row that changed the network
 
     def run(self, function: Callable[[], Result], what: str, network: nn.Module | None = None) -> Result:
         """Run a function that calls `vmap`. If torch warns that `vmap` loops over an operation, raise `SlowVmap`.
@@ -145,10 +144,13 @@ class Vmaps:
         the network, the change is undone, and `StateInVmap` is raised. After the first call that succeeds for a purpose and a mode
         of the network, torch's warnings are not checked again, and nothing is restored.
         """
-        key = (what, None if network is None else network.training)
+        key = (what, None if network is None else any(part.training for part in network.modules()))
         try:
             if key in self._quick or torch.compiler.is_compiling():
-                return function()
+                found = function()
+                if self._changes:
+                    self._changes.pop(key, None)
+                return found
             buffers, around = ((), None) if network is None else (network.buffers(), _Surroundings(network))
             restore = backup(buffers, owned_generators())
             with FILTERS, warnings.catch_warnings():
@@ -156,7 +158,7 @@ class Vmaps:
                 try:
                     found = function()
                     if around is not None and around.changed():
-                        raise StateInVmap(False)
+                        raise StateInVmap
                 except Exception as error:
                     restore()
                     if around is not None:
@@ -165,9 +167,10 @@ class Vmaps:
                         raise SlowVmap(str(error)) from error
                     raise
         except StateInVmap as error:
-            error.again = key in self._changing
-            self._changing.add(key)
+            self._changes[key] = self._changes.get(key, 0) + 1
+            error.again = self._changes[key] >= MAX_CHANGES
             raise
+        self._changes.pop(key, None)
         self._quick.add(key)
         return found
 
@@ -200,9 +203,9 @@ class Decisions:
         now = dict(zip(map(id, modules), map(type, modules), strict=True))
         return now == self._kinds or now.items() <= self._kinds.items()
 
-    def mode(self, evaluate: bool) -> Mode:
+    def mode(self, evaluate: bool, purpose: str) -> Mode:
         """How to run several draws. BatchNorm in training mode requires a loop; with `evaluate`, no layer is in training mode."""
-        if self._loops or "draws" in self.vmaps.refused:
+        if self._loops or purpose in self.vmaps.refused:
             return "loop"
         for norm in self._norms:
             if (norm.training and not evaluate) or norm.running_mean is None:
@@ -358,7 +361,7 @@ class Runner:
         """
         if num_draws == 1:
             return "single"
-        mode = self.decisions().mode(self.evaluate)
+        mode = self.decisions().mode(self.evaluate, self._purpose)
         if mode == "vmap" and self.state.checkpoints and torch.is_grad_enabled():
             return "loop"
         return "loop" if mode == "rows" and not can_take_rows(self.network, self.weights) else mode
@@ -376,10 +379,15 @@ class Runner:
             own.give_back()
         return outputs
 
+    @property
+    def _purpose(self) -> str:
+        """Key of refusals of `vmap`. Networks can do other things in training than in evaluation."""
+        return "draws" if self.evaluate or not self.network.training else "draws in training"
+
     def refuse_vmap(self, refusal: Exception) -> None:
         """Record that `vmap` cannot run the network. Warn about it, unless the reason is that `vmap` is slow, or
         gradient checkpointing."""
-        self.decisions().vmaps.refused.add("draws")
+        self.decisions().vmaps.refused.add(self._purpose)
         if not isinstance(refusal, SlowVmap) and not _is_noticed(refusal):
             reason = str(refusal).strip().splitlines()[0]
             name = type(self.network).__name__
@@ -557,7 +565,7 @@ class Pass(Runner):
         for (name, buffer), (place, leaf) in zip(named.items(), slots, strict=True):
             if name in own and place[leaf] is not buffer:
                 if transforming():
-                    raise StateInVmap(False)
+                    raise StateInVmap
                 with torch.no_grad():
                     buffer.copy_(place[leaf])
 
@@ -597,7 +605,7 @@ class Pass(Runner):
             try:
                 return self._rows(values, args, kwargs)
             except NotByRows:
-                self.decisions().vmaps.refused.add("draws")
+                self.decisions().vmaps.refused.add(self._purpose)
         if mode != "vmap":
             return self._loop(values, args, kwargs, buffers)
         together = {name: torch.stack([part[name] for part in buffers]) for name in buffers[0]} if buffers else {}
@@ -625,14 +633,14 @@ class Pass(Runner):
         self._keeps_state = False  # tensors that the network stores in its attributes here are invalid afterwards
 
         def one(weights: dict[str, Tensor]) -> Any:
-            tree, build = as_tree(self.call(weights, *inputs.take(), protect=False))
+            tree, build = as_tree(self.call(weights, *inputs.take(last=True), protect=False))
             rebuild.append(build)
             return tree
 
         with disable_saved_tensors_hooks(CHECKPOINTS) if torch.is_grad_enabled() else nullcontext():
             outputs = torch.func.vmap(one, randomness="different")(dict(values))
         if self.copied is not None and self._make is not None and self.copied.changed():
-            raise StateInVmap(False)
+            raise StateInVmap
         return rebuild[0](outputs)
 
     def _rows(self, values: WeightDict, args: Args, kwargs: Kwargs) -> Any:

@@ -206,7 +206,8 @@ def _set(slots: list[_Slot], flat: Tensor) -> None:
     """Write values, with one row per model, into the buffers, even if the network has replaced a buffer."""
     widths = [slot[2].numel() // len(flat) for slot in slots]
     for (part, name, buffer), values in zip(slots, flat.split(widths, 1), strict=True):
-        if 0 not in buffer.stride() or not buffer.numel():  # no operation can change an expanded view in place
+        expanded = any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+        if not expanded:  # no operation can change an expanded view in place
             buffer.copy_(values.reshape(buffer.shape))
         part._buffers[name] = buffer
 

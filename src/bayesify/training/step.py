@@ -177,9 +177,7 @@ class Step:
                 self._clip_and_step(norm)
         except Exception as error:
             self._guard.restore()
-            plain = explain_shape_error(error, *as_inputs(window[batch - first][0].x))
-            if isinstance(error, NotFiniteError):
-                plain = ValueError(str(error))
+            plain = ValueError(str(error)) if isinstance(error, NotFiniteError) else error
             raise BatchError(batch, plain, self.taken) from error
         if self._graph_optimizer is None:
             part_of_all = 1 / self.processes.count
@@ -241,8 +239,12 @@ class Step:
         """Add a batch's gradients. Return its mean log-likelihood times its number of examples, and its share of the KL."""
         batch, own, whole = part
         with nullcontext() if last else self.processes.without_sync(self.objective):
-            with self.autocast():
-                data, kl = self.objective(phase, batch.to(self.device), self.generator)
+            try:
+                with self.autocast():
+                    data, kl = self.objective(phase, batch.to(self.device), self.generator)
+            except (RuntimeError, TypeError, IndexError) as error:
+                explained = explain_shape_error(error, *as_inputs(batch.x))
+                raise explained if explained is not error else error  # noqa: B904 - `fit` shows the message only
             share, num_data = own * self.processes.count / size, self.settings.num_data
             # Gradients of (kl_weight * whole / size * kl - share * data).sum() / num_data, whose value is not needed.
             slopes = (data, -share / num_data), (kl, kl_weight * (whole / size) / num_data)
