@@ -168,10 +168,8 @@ def spread_rows(args: Args, kwargs: Kwargs, rows: int) -> tuple[Any, dict[str, A
 
 MAX_PARTS = 2000
 """Largest number of parts of inputs that are copied with all their objects. A copy of so many parts takes a few milliseconds."""
-WHOLE = (Tensor, nn.Module, torch.Generator, type, FunctionType, ModuleType, str, bytes, int, float, complex, NoneType)
+_WHOLE = (Tensor, nn.Module, torch.Generator, type, FunctionType, ModuleType, str, bytes, int, float, complex, NoneType)
 """Parts of inputs that are not searched for further parts."""
-
-
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
@@ -182,7 +180,7 @@ def _is_kept(part: Any) -> bool:
 
 def _is_open(part: Any) -> bool:
     """Whether all of a part's content is known, so that a change can be noticed."""
-    return type(part) in _CONTAINERS or isinstance(part, WHOLE) or _is_kept(part)
+    return type(part) in _CONTAINERS or isinstance(part, _WHOLE) or _is_kept(part)
 
 
 def _contents(parts: Sequence[Any]) -> list[Any]:
@@ -216,16 +214,15 @@ def parts_of(*given: Any) -> list[Any] | None:
             continue
         seen.add(id(one))
         found.append(one)
-        if isinstance(one, (*WHOLE, np.ndarray)):
+        if isinstance(one, (*_WHOLE, np.ndarray)):
             continue
         if isinstance(one, _CONTAINERS):
             rest.extend(one.values() if isinstance(one, dict) else one)
         rest.extend(getattr(one, name, None) for name in _slots(one))
         attributes = getattr(one, "__dict__", {})
         rest.extend(attributes.values())
-        if (
-            len(found) + len(rest) > MAX_PARTS or attributes is one
-        ):  # `copy` cannot copy a dict that is its own attributes
+        # `copy` cannot copy a dict that is its own attributes.
+        if len(found) + len(rest) > MAX_PARTS or attributes is one:
             return None
     return found
 

@@ -144,9 +144,11 @@ class Vmaps:
         the network, the change is undone, and `StateInVmap` is raised. After the first call that succeeds for a purpose and a mode
         of the network, torch's warnings are not checked again, and nothing is restored.
         """
+        if torch.compiler.is_compiling():
+            return function()
         key = (what, None if network is None else any(part.training for part in network.modules()))
         try:
-            if key in self._quick or torch.compiler.is_compiling():
+            if key in self._quick:
                 found = function()
                 if self._changes:
                     self._changes.pop(key, None)
@@ -547,7 +549,7 @@ class Pass(Runner):
             with without_cudnn() if recurrent and self._needs_plain_recurrence(named) else nullcontext():
                 output = getattr(self.network, method)(*args, **kwargs)
             for (place, leaf), value in zip(slots, values, strict=True):
-                if place[leaf] is not value and not self.evaluate:
+                if isinstance(place, dict) and place.get(leaf) is not value and not self.evaluate:
                     self._take_buffers(named, slots)
                     break
             if keep:
@@ -563,7 +565,7 @@ class Pass(Runner):
         """Copy the values that the network assigned to the draw's own buffers into these buffers."""
         own = dict(self.network.named_buffers())
         for (name, buffer), (place, leaf) in zip(named.items(), slots, strict=True):
-            if name in own and place[leaf] is not buffer:
+            if name in own and isinstance(place, dict) and place[leaf] is not buffer:  # scripted modules have no dicts
                 if transforming():
                     raise StateInVmap
                 with torch.no_grad():

@@ -244,7 +244,9 @@ class Step:
                     data, kl = self.objective(phase, batch.to(self.device), self.generator)
             except (RuntimeError, TypeError, IndexError) as error:
                 explained = explain_shape_error(error, *as_inputs(batch.x))
-                raise explained if explained is not error else error  # noqa: B904 - `fit` shows the message only
+                if explained is error:
+                    raise
+                raise explained from error
             share, num_data = own * self.processes.count / size, self.settings.num_data
             # Gradients of (kl_weight * whole / size * kl - share * data).sum() / num_data, whose value is not needed.
             slopes = (data, -share / num_data), (kl, kl_weight * (whole / size) / num_data)
