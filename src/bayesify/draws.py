@@ -164,7 +164,9 @@ class Draws:
         if cost is not None and cost.activations * together * total <= budget:
             return total, cost, None
         buffers = self.buffers[0] if self.buffers else {}
-        activations, outputs = count_activation_bytes(runner, args, kwargs, {**at(self.weights, 0), **buffers})
+        values = {**at(self.weights, 0), **buffers}
+        with self.runner.evaluating().alone(hooks=False) as probe:  # the prediction does not see what this pass changes
+            activations, outputs = count_activation_bytes(probe, args, kwargs, values)
         few = select_output(outputs, output)
         if len(known) >= MAX_KNOWN_COSTS:
             known.clear()

@@ -107,11 +107,9 @@ def test_a_network_that_fills_a_cache_keeps_its_speed() -> None:
         def change(self, x: Tensor, hidden: Tensor) -> Tensor:
             if not self.log:
                 self.log.append(torch.arange(4.0))
-            self.shape, self.scale, self.size = (
-                x.shape,
-                hidden.shape[1] ** -0.5,
-                1000 + x.shape[1],
-            )  # equal in each pass
+            # Equal in each pass
+            self.shape, self.scale, self.size = x.shape, hidden.shape[1] ** -0.5, 1000 + x.shape[1]
+            self.sizes, self.unknown = (1000 + x.shape[1], (None, "a")), float("nan")
             return hidden + self.log[0]
 
     bnn = bayesify.bayesianize(Cached(), posteriors.MeanField(0.3), likelihood="categorical")
@@ -131,6 +129,91 @@ def test_predictions_of_a_network_that_stores_activations_run_together() -> None
     for _ in range(12):
         bnn.predict(X, 4)  # without a warning, because predictions keep nothing
     assert not bnn.network.log
+
+
+def test_predictions_with_one_seed_are_equal() -> None:
+    """The first call also measures the memory that a pass needs."""
+    bnn = bayesify.bayesianize(CountsCalls(), posteriors.MeanField(0.3), likelihood="categorical")
+    first, second = (bnn.predict(X, 3, generator=torch.Generator().manual_seed(0)).probs for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("place", ["list", "object"])
+def test_objects_that_attributes_reach_keep_no_dead_tensors(place: str) -> None:
+    class Reaches(Stateful):
+        def __init__(self) -> None:
+            super().__init__()
+            held = SimpleNamespace(total=torch.zeros(4))
+            self.held = [held] if place == "list" else SimpleNamespace(inner=held)
+
+        def change(self, x: Tensor, hidden: Tensor) -> Tensor:
+            held = self.held[0] if isinstance(self.held, list) else self.held.inner
+            held.total = held.total + hidden.detach().mean(0)
+            return hidden + held.total
+
+    bnn = bayesify.bayesianize(Reaches(), posteriors.MeanField(0.3), likelihood="categorical")
+    for _ in range(2):
+        assert torch.isfinite(bnn.draw(4)(X)).all()
+    copy.deepcopy(bnn)
+
+
+def test_a_network_that_makes_modules_runs_in_a_loop_after_a_warning() -> None:
+    class Makes(Stateful):
+        def change(self, x: Tensor, hidden: Tensor) -> Tensor:
+            self.norm, type(self).total = nn.LayerNorm(4), type(self).total + 1
+            return self.norm(hidden)
+
+    Makes.total = 0
+    bnn = bayesify.bayesianize(Makes(), posteriors.MeanField(0.3), likelihood="categorical")
+    for _ in range(7):
+        bnn.draw(4)(X)
+    with pytest.warns(UserWarning, match="changes its own attributes"):
+        bnn.draw(4)(X)
+    Makes.total = 0
+    bnn.draw(4)(X)
+    assert Makes.total == 4
+
+
+class Interrupted(Exception):
+    """Ends a training run."""
+
+
+@pytest.mark.filterwarnings("ignore:.*changes its own attributes")
+def test_a_resumed_run_of_a_network_that_stores_its_batch_size_has_the_same_bits(tmp_path: Any) -> None:
+    class Stores(Stateful):
+        def change(self, x: Tensor, hidden: Tensor) -> Tensor:
+            self.size = len(x)
+            return nn.functional.dropout(hidden, 0.5)
+
+    def train(stop: bool, **options: Any) -> Tensor:
+        def interrupt(_: Any, history: Any) -> None:
+            if stop and len(history) == 2:
+                raise Interrupted
+
+        torch.manual_seed(0)
+        bnn = bayesify.bayesianize(Stores(), posteriors.MeanField(0.1), likelihood="categorical")
+        loader = DataLoader(TensorDataset(X[:20], Y[:20]), batch_size=8)  # the last batch is smaller
+        bayesify.fit(bnn, loader, epochs=4, num_draws=3, seed=0, progress=False, callbacks=[interrupt], **options)
+        return torch.cat([one.detach().flatten() for one in bnn.parameters()])
+
+    with pytest.raises(Interrupted):
+        train(True, checkpoint=tmp_path / "run")
+    assert torch.equal(train(False, checkpoint=tmp_path / "run"), train(False))
+
+
+@pytest.mark.parametrize("posterior", [posteriors.MeanField(0.3), posteriors.Ensemble(2)], ids=["one draw", "members"])
+def test_a_trained_network_that_stores_activations_can_be_copied(posterior: Any, tmp_path: Any) -> None:
+    class Stores(Stateful):
+        def change(self, x: Tensor, hidden: Tensor) -> Tensor:
+            self.hidden, self.maps, self.pair = hidden, {"a": hidden}, (hidden, 1)
+            self.log[:] = [hidden]
+            return hidden
+
+    bnn = bayesify.bayesianize(Stores(), posterior, likelihood="categorical")
+    bayesify.fit(bnn, DataLoader(TensorDataset(X, Y), batch_size=8), epochs=2, seed=0, progress=False)
+    assert copy.deepcopy(bnn).network.hidden.shape == (8, 4)
+    bnn.mean_network()
+    bayesify.save(bnn, tmp_path / "model.safetensors")
 
 
 class AssigningNorm(nn.BatchNorm1d):
@@ -276,6 +359,22 @@ class Nested:
     name: str = "n"
 
 
+@dataclasses.dataclass
+class Extended:
+    """Doubles its logits, and keeps tensors and a number that are not fields."""
+
+    logits: Tensor
+    scale: dataclasses.InitVar[int]
+
+    def __post_init__(self, scale: int) -> None:
+        self.logits = scale * self.logits
+        self.probs, self.name = torch.softmax(self.logits, -1), "n"
+
+
+class Pair(tuple):
+    """A tuple of another type."""
+
+
 class Returns(nn.Module):
     def __init__(self, wrap: Any) -> None:
         super().__init__()
@@ -302,6 +401,13 @@ def test_outputs_of_draws_have_their_own_types(num_draws: int) -> None:
         torch.testing.assert_close(nested.parts[0].logits, 2 * plain)
         torch.testing.assert_close(nested.parts[1][0], plain)
         assert nested.parts[1][1] is None
+        bnn.network.wrap = lambda out: Pair((Extended(out, 2), [out]))
+        found = draws(X)
+        assert type(found) is Pair
+        assert found[0].name == "n"
+        torch.testing.assert_close(found[0].logits, 2 * plain)
+        torch.testing.assert_close(found[0].probs, torch.softmax(2 * plain, -1))
+        torch.testing.assert_close(found[1][0], plain)
         bnn.network.wrap = lambda out: out
 
 

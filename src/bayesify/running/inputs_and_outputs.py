@@ -356,10 +356,11 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         kind = type(output)
         fields = {entry.name: getattr(output, entry.name) for entry in dataclasses.fields(output)}
-        tree, build = as_tree(fields)
-        made_by_init = all(entry.init for entry in dataclasses.fields(output))
-        if made_by_init and (isinstance(output, Mapping) or getattr(output, "__dict__", fields).keys() - fields.keys()):
+        if isinstance(output, Mapping) and all(entry.init for entry in dataclasses.fields(output)):
+            tree, build = as_tree(fields)
             return tree, lambda tree: kind(**build(tree))
+        others = {name: held for name, held in getattr(output, "__dict__", {}).items() if _has_tensors(held)}
+        tree, build = as_tree({**fields, **others})
         return tree, lambda tree: _replaced(output, build(tree))
     if isinstance(output, Mapping):
         mapping: Any = type(output)
@@ -370,7 +371,7 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
             return made if mapping is dict else mapping(**made)
 
         return {key: tree for key, (tree, _) in parts.items()}, rebuild
-    if type(output) in (list, tuple) or hasattr(output, "_fields"):
+    if isinstance(output, (list, tuple)):
         row = [_part(value) for value in output]
         return tuple(tree for tree, _ in row), lambda tree: _like(
             output, [build(part) for (_, build), part in zip(row, tree, strict=True)]
@@ -381,6 +382,10 @@ def as_tree(output: Any) -> tuple[Any, Callable[[Any], Any]]:
 def _part(value: Any) -> tuple[Any, Callable[[Any], Any]]:
     """`as_tree` for a part of an output. Constants become `()`, because `vmap` returns only tensors."""
     return ((), lambda _: value) if isinstance(value, _CONSTANTS) else as_tree(value)
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def _same(tree: Any) -> Any:

@@ -27,7 +27,7 @@ _ATOMIC: tuple[type, ...] = (str, bytes, int, float, complex, type(None), type, 
 _ATOMIC += (types.FunctionType, types.BuiltinFunctionType)
 _ATOMIC += (Tensor, torch.dtype, torch.device, torch.Size, torch.Generator)
 _PLAIN = frozenset((*_ATOMIC, bool))
-_KEPT = (type, types.ModuleType, types.FunctionType, dict, list, tuple, set, frozenset, deque, Tensor)
+_CLOSED = (type, types.ModuleType, types.FunctionType, nn.Module, Tensor)
 _COMPARED = frozenset((bool, int, float, str, torch.Size, torch.dtype, torch.device))
 """Types of attributes that count as unchanged if they are equal."""
 
@@ -463,7 +463,13 @@ def _is_equal(original: nn.Module, clone: nn.Module, before: dict[str, Any], chi
 
 
 def _is_constant(now: Any, before: Any) -> bool:
-    return type(now) is type(before) and type(now) in _COMPARED and bool(now == before)
+    """Whether two values are equal constants, tuples of such constants, or both NaN."""
+    if now is before:
+        return True
+    if type(now) is tuple and type(before) is tuple:
+        return len(now) == len(before) and all(map(_is_constant, now, before))
+    known = type(now) is type(before) and type(now) in _COMPARED
+    return known and bool(now == before or (now != now and before != before))
 
 
 def _nested(container: Any) -> dict[int, Any]:
@@ -503,16 +509,25 @@ def _original(module: Any, originals: dict[int, Any]) -> Any:
 
 
 def attributes_of_objects(module: nn.Module) -> list[dict[str, Any]]:
-    """The `__dict__` of each object in a module's attributes that is neither a module, a container nor a constant."""
-    found = []
-    for key, value in module.__dict__.items():
-        if key not in _STANDARD and type(value) not in _PLAIN and not isinstance(value, (nn.Module, *_KEPT)):
-            try:
-                held = object.__getattribute__(value, "__dict__")
-            except AttributeError:
-                continue
-            if type(held) is dict:
-                found.append(held)
+    """The `__dict__` of each object that a module's attributes reach through objects and containers, up to
+    `MAX_CONTAINER_ENTRIES` of them. Modules, tensors, constants, types and functions are not searched."""
+    found: list[dict[str, Any]] = []
+    waiting = deque(value for key, value in module.__dict__.items() if key not in _STANDARD)
+    seen: set[int] = set()
+    while waiting and len(seen) < MAX_CONTAINER_ENTRIES:
+        value = waiting.popleft()
+        if type(value) in _PLAIN or isinstance(value, _CLOSED) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
+            waiting.extend(entries_of(value))
+        try:
+            held = object.__getattribute__(value, "__dict__")
+        except AttributeError:
+            continue
+        if type(held) is dict:
+            found.append(held)
+            waiting.extend(held.values())
     return found
 
 

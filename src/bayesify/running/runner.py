@@ -132,26 +132,35 @@ class _Surroundings:
 class Vmaps:
     """Records for each purpose (draws, gradients or inducing inputs) whether `vmap` works on the modules of one network."""
 
-    def __init__(self) -> None:
-        self.refused: set[str] = set()
+    def __init__(self, earlier: "Vmaps | None" = None) -> None:
+        # Passes in a row that changed the network, and purposes that were refused for this reason. Some networks make a module in
+        # every pass, so both survive new decisions.
+        self.changes: dict[tuple[str, bool | None], int] = earlier.changes if earlier else {}
+        self.changing: set[str] = earlier.changing if earlier else set()
+        self.refused = set(self.changing)
         self._quick: set[tuple[str, bool | None]] = set()
-        self._changes: dict[tuple[str, bool | None], int] = {}  # passes in a row that changed the network
 
     def run(self, function: Callable[[], Result], what: str, network: nn.Module | None = None) -> Result:
         """Run a function that calls `vmap`. If torch warns that `vmap` loops over an operation, raise `SlowVmap`.
 
         If the function fails, the generators of this thread and the buffers of `network` are restored. If the function changes
         the network, the change is undone, and `StateInVmap` is raised. After the first call that succeeds for a purpose and a mode
-        of the network, torch's warnings are not checked again, and nothing is restored.
+        of the network, torch's warnings are not checked again, and only the generators are restored, and only in training mode.
         """
         if torch.compiler.is_compiling():
             return function()
         key = (what, None if network is None else any(part.training for part in network.modules()))
         try:
             if key in self._quick:
-                found = function()
-                if self._changes:
-                    self._changes.pop(key, None)
+                restore = backup((), owned_generators()) if key[1] else None
+                try:
+                    found = function()
+                except Exception:
+                    if restore is not None:
+                        restore()  # The loop draws the same numbers as in a resumed run, whose first pass restores all.
+                    raise
+                if self.changes:
+                    self.changes.pop(key, None)
                 return found
             buffers, around = ((), None) if network is None else (network.buffers(), _Surroundings(network))
             restore = backup(buffers, owned_generators())
@@ -169,10 +178,10 @@ class Vmaps:
                         raise SlowVmap(str(error)) from error
                     raise
         except StateInVmap as error:
-            self._changes[key] = self._changes.get(key, 0) + 1
-            error.again = self._changes[key] >= MAX_CHANGES
+            self.changes[key] = self.changes.get(key, 0) + 1
+            error.again = self.changes[key] >= MAX_CHANGES
             raise
-        self._changes.pop(key, None)
+        self.changes.pop(key, None)
         self._quick.add(key)
         return found
 
@@ -187,7 +196,7 @@ class RowCost(NamedTuple):
 class Decisions:
     """Decisions on how to run a network; they are valid as long as the network has the same modules of the same types."""
 
-    def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight]) -> None:
+    def __init__(self, modules: list[nn.Module], weights: Mapping[str, Weight], earlier: Vmaps | None = None) -> None:
         self._modules = modules  # keeps the modules alive, so that their ids stay unique
         self._kinds = dict(zip(map(id, modules), map(type, modules), strict=True))
         kinds = set(self._kinds.values())
@@ -197,7 +206,7 @@ class Decisions:
         self._loops |= any(weight.kind == "matrix" and len(weight.shape) > 2 for weight in weights.values())
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
         self._configured = [module for module in modules if "config" in module.__dict__]
-        self.vmaps = Vmaps()
+        self.vmaps = Vmaps(earlier)
         self.row_costs: dict[Hashable, RowCost] = {}  # by shapes and types of the inputs
 
     def hold(self, modules: list[nn.Module]) -> bool:
@@ -246,7 +255,7 @@ class RunState:
         """Decisions for a network with these modules. Modules that are stored in attributes and not as children may be omitted."""
         known = self._decisions
         if known is None or not known.hold(modules):
-            known = Decisions(modules, self._weights)
+            known = Decisions(modules, self._weights, None if known is None else known.vmaps)
             if not torch.compiler.is_compiling():
                 self._decisions = known
         return known
@@ -389,7 +398,10 @@ class Runner:
     def refuse_vmap(self, refusal: Exception) -> None:
         """Record that `vmap` cannot run the network. Warn about it, unless the reason is that `vmap` is slow, or
         gradient checkpointing."""
-        self.decisions().vmaps.refused.add(self._purpose)
+        vmaps = self.decisions().vmaps
+        vmaps.refused.add(self._purpose)
+        if isinstance(refusal, StateInVmap):
+            vmaps.changing.add(self._purpose)
         if not isinstance(refusal, SlowVmap) and not _is_noticed(refusal):
             reason = str(refusal).strip().splitlines()[0]
             name = type(self.network).__name__

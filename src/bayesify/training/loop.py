@@ -44,6 +44,7 @@ from bayesify.training.rules import Score
 from bayesify.training.step import BatchError, Part, Step
 from bayesify.training.validation import Totals, validate, validated
 from bayesify.training.watch import Watch
+from bayesify.weights.module_state import forget_graphs
 
 
 class TrainingLoop:
@@ -115,6 +116,7 @@ class TrainingLoop:
                 if self.device.type == "cuda":
                     words = f"steps were not captured: {reason}" if reason else "steps were captured"
                     self.history.notes["capture"] = words
+                forget_graphs(self.model.module)
             if self.best_state is not None:
                 set_model_state(self.model.module, self.best_state)
             elif self.step.average is not None and not self.step.average.is_empty:
@@ -124,10 +126,8 @@ class TrainingLoop:
                 self.noise.finish(self._final_batches, self.device, self.settings.num_data, stopped=True)
             bnn = self.model.module
             if isinstance(bnn, BayesianNetwork) and bnn.training and following_layers(bnn):
-                trained, seed = (
-                    self.settings.total_epochs * self.settings.num_data,
-                    derive_seed(self.plan.seed, "kept draws"),
-                )
+                trained = self.settings.total_epochs * self.settings.num_data
+                seed = derive_seed(self.plan.seed, "kept draws")
                 with self.step.autocast():
                     keep_trained_draws(bnn, self.loader, trained, seed, self.plan.reader)
             if self.processes.rank == 0:

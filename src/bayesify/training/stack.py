@@ -328,7 +328,7 @@ class ModelStack(nn.Module, Trainable):
         before = [] if captured else _states(sources)
         try:
             found = self._by_vmap(batch, options, sources)
-        except (RuntimeError, NotImplementedError, SlowVmap) as refusal:
+        except (RuntimeError, ValueError, NotImplementedError, SlowVmap) as refusal:
             if isinstance(refusal, torch.OutOfMemoryError) or captured:
                 raise
             _set_states(sources, before)

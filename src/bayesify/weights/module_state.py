@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from bayesify.weights.catalog import owner_of
 from bayesify.weights.named_parameters import MASK_SUFFIX, NamedParameters
@@ -78,6 +79,26 @@ def copy_network(net: nn.Module, owner: str, *, share_frozen: bool = False) -> n
                         "or make the result permanent first (remove_weight_norm, remove_spectral_norm, prune.remove)"
                     ) from error
         raise
+
+
+def forget_graphs(net: nn.Module) -> None:
+    """Detach the computed tensors that modules keep in attributes, buffers, lists and dicts after a pass. Such tensors cannot be
+    copied, and they keep the pass in memory."""
+
+    def detached(leaf: Any) -> Any:
+        return leaf.detach() if isinstance(leaf, Tensor) and not leaf.is_leaf else leaf
+
+    for module in net.modules():
+        for key, value in list(vars(module).items()):
+            if not any(isinstance(leaf, Tensor) and not leaf.is_leaf for leaf in pytree.tree_leaves(value)):
+                continue
+            made = pytree.tree_map(detached, value)
+            if isinstance(value, dict):
+                value.update(made)
+            elif isinstance(value, list):
+                value[:] = made
+            else:
+                module.__dict__[key] = made
 
 
 def restore_module(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
