@@ -233,6 +233,7 @@ def _labels(mine: Sequence[Point], printed: Sequence[Point]) -> list[str]:
             (beside, 28.0),
             (-beside, -20.0),
             (beside, -20.0),
+            (-beside, 40.0),
         ]
         boxes = [
             (x + dx - width / 2, y + dy - 10, x + dx + width / 2, y + dy + LETTER_HEIGHT - 10) for dx, dy in shifts

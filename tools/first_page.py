@@ -121,9 +121,9 @@ def _images() -> list[str]:
     return [
         "ResNet-18 on CIFAR-10: accuracy, NLL, calibration error, parameters",
         f"inducing weights, 20 draws: {ours.accuracy:.1f} %, {ours.nll:.3f},"
-        f" {ours.ece:.1f} %, **{ours.parameters:.1f} million**",
-        f"last-layer Laplace: **{plain.accuracy:.1f} %**, {plain.nll:.3f}, {plain.ece:.1f} %, {plain.parameters:.1f} million;"
-        f" five networks: {five.accuracy:.1f} %, **{five.nll:.3f}**, **{five.ece:.1f} %**, {five.parameters:.1f} million",
+        f" {ours.ece:.2f} %, **{ours.parameters:.1f} million**",
+        f"last-layer Laplace: **{plain.accuracy:.1f} %**, {plain.nll:.3f}, {plain.ece:.2f} %, {plain.parameters:.1f} million;"
+        f" five networks: {five.accuracy:.1f} %, **{five.nll:.3f}**, **{five.ece:.2f} %**, {five.parameters:.1f} million",
         "`python -m bayesify_papers.inducing_weights.classification --dataset cifar10`",
     ]
 

@@ -160,27 +160,37 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
         f"{CIFAR10_NOTE.format('the first 1,000 test images')} The corruptions are Gaussian noise, shot noise, impulse "
         'noise, Gaussian blur, contrast and brightness. "200 + 20" means 20 more epochs for SWAG. The noise around the common '
         "start of the members of Ensemble-U has a standard deviation of 0.001 in the table and of 0.1 in the command below. "
-        "The commands are for seed 0. For seeds 1 and 2 of the deterministic network, last-layer Laplace and FFG-U, replace "
-        f"`--seed 0` and leave out `swag`:\n\n{listed}"
+        "The commands are for seed 0. For seeds 1 and 2 of the deterministic network, last-layer Laplace and FFG-U, and for "
+        f"seed 1 of FFG-W, replace `--seed 0` and leave out `swag`:\n\n{listed}"
     )
 
 
-def _pruning(content: dict[str, Any]) -> str:
+def _pruning(contents: list[dict[str, Any]]) -> str:
+    """Accuracy, NLL and ECE by the share that is kept, next to the paper's ResNet-50, which is fine-tuned after pruning."""
     rows = []
-    for row in content["rows"]:
-        theirs = (None, None)
-        if row["keep"] == 1 or row["fine_tuned"]:  # the paper fine-tunes every pruned network
-            theirs = [
-                published("inducing_weights").find("pruned", row["system"], float(row["keep"]), key)
-                for key in ("accuracy", "ece")
+    contents = sorted(contents, key=lambda content: content["dataset"] != "cifar10")  # the data of the paper come first
+    for content in contents:
+        cifar10 = content["dataset"] == "cifar10"
+        data = "CIFAR-10, ResNet-18" if cifar10 else "Fashion-MNIST, small ResNet"
+        for row in content["rows"]:
+            theirs: list[float | None] = [None] * 3
+            if cifar10 and (row["keep"] == 1 or row["fine_tuned"]):
+                keys = ("pruned", row["system"], float(row["keep"]))
+                theirs = [published("inducing_weights").find(*keys, key) for key in ("accuracy", "nll", "ece")]
+            tuned = "" if row["keep"] == 1 else f"{content['fine_tuning']} epochs" if row["fine_tuned"] else "no"
+            ours = [
+                number(scale * row[key], digits)
+                for key, scale, digits in (("accuracy", 100, 2), ("nll", 1, 3), ("ece", 100, 2))
             ]
-        tuned = "" if row["keep"] == 1 else "yes" if row["fine_tuned"] else "no"
-        ours = [number(100 * row[key], 2) for key in ("accuracy", "ece")]
-        paper = ["" if score is None else number(score, 2) for score in theirs]
-        kept, size = f"{100 * row['keep']:g}", f"{row['parameters']:,}"
-        rows.append([SYSTEMS[row["system"]].title, kept, tuned, size, *ours, *paper])
-    header = ["system", "kept %", "fine-tuned", "parameters", "accuracy %", "ECE %", "paper: accuracy %", "ECE %"]
-    return _source(content) + table(header, rows)
+            paper = ["" if score is None else number(score, 2) for score in theirs]
+            kept, size = f"{100 * row['keep']:g}", f"{row['parameters']:,}"
+            rows.append([data, SYSTEMS[row["system"]].title, kept, tuned, size, *ours, *paper])
+    header = ["data and network", "system", "kept %", "fine-tuned", "parameters", "accuracy %", "NLL", "ECE %"]
+    header += ["paper (ResNet-50): accuracy %", "NLL", "ECE %"]
+    listed = "\n".join(f"- `{content['command']}`" for content in contents)
+    dates = " and ".join(sorted({content["date"] for content in contents}))
+    where = _machine(contents[0]).rpartition(" on ")[0]
+    return f"{where} on {dates} by:\n\n{listed}\n\n{table(header, rows)}"
 
 
 def _ablation(content: dict[str, Any]) -> str:
@@ -318,7 +328,7 @@ PAGES: dict[str, dict[str, Callable[[Any], str]]] = {
         "fashion_mnist": _fashion,
         "cifar10_resnet18_0": _cifar10,
         "cifar10_resnet18_one_cycle_*": _cifar10_seeds,
-        "pruning": _pruning,
+        "pruning*": _pruning,
         "ablation": _ablation,
     },
     "function-space": {

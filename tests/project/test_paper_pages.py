@@ -84,14 +84,16 @@ def test_a_table_is_made_again_between_its_marks(tmp_path):
         "nll": 1.0,
         "ece": 0.01,
     }
-    (tmp_path / "pruning.json").write_text(json.dumps({**facts, "rows": [row]}))
+    (tmp_path / "pruning.json").write_text(
+        json.dumps({**facts, "dataset": "cifar10", "fine_tuning": 50, "rows": [row]})
+    )
     small = {"system": "ensemble_u", "inducing": 4, "max_lambda": 0.1, "max_std": None, "parameters": 5}
     rows = [{**small, "accuracy": 0.8, "ece": 0.02}]
     (tmp_path / "ablation.json").write_text(json.dumps({**facts, "num_train": 100, "rows": rows}))
-    names = ("pruning", "ablation", "fashion_mnist")
+    names = ("pruning*", "ablation", "fashion_mnist")
     text = "a\n" + "".join(f"{pages.START.format(name)}\nold\n{pages.END}\n" for name in names) + "b"
     made = pages.filled(text, tmp_path, "inducing-weights")
-    assert "| FFG-U | 50 | yes | 1,234 | 90.00 | 1.00 | 94.31 | 2.31 |" in made
+    assert "| FFG-U | 50 | 50 epochs | 1,234 | 90.00 | 1.000 | 1.00 | 94.31 | 0.18 | 2.31 |" in made
     assert "| Ensemble-U | 4 | 0.10 | - | 5 | 80.00 | 2.00 |" in made
     assert made.count("Not measured yet.") == 1
     assert "old" not in made

@@ -218,18 +218,21 @@ def _by_cap(folder: Path) -> dict[str, dict[float, float]]:
 
 def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], str]:
     """Rows by system and kept share (fine-tuned if pruned), and a table of them with their training."""
-    content = read(folder / "pruning.json")
-    found = {(row["system"], row["keep"]): row for row in content["rows"] if row["keep"] == 1 or row["fine_tuned"]}
+    contents = [read(folder / f"pruning_cifar10_{system}.json") for system in ("ffg_u", "ffg_w")]
+    found = {
+        (row["system"], row["keep"]): row
+        for content in contents
+        for row in content["rows"]
+        if row["keep"] == 1 or row["fine_tuned"]
+    }
     rows = [
         [NAMES[system], f"{100 * keep:g} %", f"{100 * row['accuracy']:.2f}", f"{100 * row['ece']:.2f}"]
         for (system, keep), row in found.items()
     ]
-    seeds = found["ffg_u", 1.0]["seeds"]
     return found, (
-        f"Training: Fashion-MNIST, {seeds} seed{'s' * (seeds > 1)}, {content['settings']['epochs']} epochs, then "
-        f"{content['fine_tuning']} epochs of fine-tuning (50 in the paper). Accuracy and ECE are in percent. For FFG-W, we "
-        "prune weights. For FFG-U, we prune entries of Z, the matrices that map inducing weights to weights.\n\n"
-        + table(["system", "kept", "accuracy", "ECE"], rows)
+        f"Training: ResNet-18 on CIFAR-10, one seed, {contents[0]['fine_tuning']} epochs of fine-tuning. Accuracy and ECE are in "
+        "percent. For FFG-W, we prune weights. For FFG-U, we prune entries of Z, the matrices that map inducing weights to "
+        "weights.\n\n" + table(["system", "kept", "accuracy", "ECE"], rows)
     )
 
 

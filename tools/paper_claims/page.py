@@ -38,8 +38,8 @@ How a ranking is judged:
   the paper's own numbers do not show the claim.
 - In a table below a claim, "4 of 5" means that 4 of 5 comparisons hold. The column *ours* is for our runs, and the column *paper*
   is for the paper's own numbers.
-- The words "our data differ", "our images differ" or "our context differs" after a figure or table mean that our runs use other
-  data, images or context inputs.
+- The words "our data differ", "our images differ", "our network differs" or "our context differs" after a figure or table mean
+  that our runs use other data, images, networks or context inputs.
 
 Each experiment begins with the compared numbers and their setting. Claims that are not shown come first, then untested
 claims, then shown claims. `python -m tools.every_table` writes this page from `papers/results` and the list of claims in
