@@ -211,7 +211,7 @@ def _circle(point: Point) -> str:
 
 def _labels(mine: Sequence[Point], printed: Sequence[Point]) -> list[str]:
     """Labels of points, ours first. Each label takes the position inside the plot at which it covers the fewest labels, then the
-    fewest of our points. Our labels also avoid the points of others."""
+    fewest of our points. Our labels also avoid the points of others. A line leads to a label far above or below its point."""
     taken: list[tuple[float, ...]] = []
     parts = []
 
@@ -242,8 +242,17 @@ def _labels(mine: Sequence[Point], printed: Sequence[Point]) -> list[str]:
         best = costs.index(min(costs))
         taken.append(boxes[best])
         dx, dy = shifts[best]
+        if abs(dy - 4) > LETTER_HEIGHT:
+            parts.append(_leader(point, boxes[best]))
         parts.append(_text(x + dx, y + dy, point.name, point.color if point.color == OURS else "#43474e"))
     return parts
+
+
+def _leader(point: Point, box: Sequence[float]) -> str:
+    """A thin line from a point to the nearest place of its label."""
+    (x, y), (left, top, right, bottom) = point.place, box
+    end = min(max(x, left), right), min(max(y, top), bottom)
+    return f'<path d="M{x:.1f} {y:.1f} L{end[0]:.1f} {end[1]:.1f}" stroke="{point.color}" stroke-width="0.8"/>'
 
 
 def _square(point: Point) -> tuple[float, ...]:
