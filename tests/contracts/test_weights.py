@@ -8,7 +8,9 @@ last bit, with all that counts rows: folds, scaling, levels of texts, noise, sto
 import ast
 import importlib
 import inspect
+import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args
@@ -421,10 +423,12 @@ def closed_forms() -> dict[str, Callable[[np.ndarray, np.ndarray], Any]]:
     def temperature(index: np.ndarray, weights: np.ndarray) -> Any:
         bnn = bayesify.bayesianize(net(), "point", likelihood=likelihoods.Categorical())
         start = training.Start(net(), likelihoods.Categorical(), None, None)
+        whole = training.Settled(bnn, net(), likelihoods.Categorical())
+        fold = types.SimpleNamespace(predict=lambda _: types.SimpleNamespace(outputs=outputs[:1, index]))
         held = importlib.import_module("bayesify.sklearn.rows").Rows(x[index], codes[index] % 2, weights)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(training, "_out_of_fold", lambda _: [(outputs[0, index], held)])
-            return training.scale_temperatures([bnn], [start])[0].temperature
+            patch.setattr(training, "out_of_fold", lambda *_: [(replace(whole, model=fold), held)])
+            return training.scale_temperature([whole], start).temperature
 
     return {
         "Encoding.scaled": lambda i, w: vars(encoding.Encoding.scaled(x[i], w))["std"],
@@ -447,7 +451,7 @@ def closed_forms() -> dict[str, Callable[[np.ndarray, np.ndarray], Any]]:
         "Scores.of_classes": lambda i, w: [
             *scores.Scores.of_classes(probs[i], "01", codes[i], (0.5,), w).means().values()
         ],
-        "scale_temperatures": temperature,
+        "scale_temperature": temperature,
     }
 
 

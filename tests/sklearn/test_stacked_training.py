@@ -12,16 +12,17 @@ from sklearn.base import clone
 from torch import nn
 
 from bayesify.likelihoods import Categorical, Gaussian
-from bayesify.methods import METHODS
+from bayesify.methods import METHODS, Method
 from bayesify.predictive.base import Outputs
-from bayesify.predictive.gaussian import OutputGaussian
+from bayesify.predictor import Predictor
 from bayesify.sklearn import BayesianClassifier, BayesianRegressor
 from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows, stacked
 from bayesify.sklearn.settings import Settings
-from bayesify.sklearn.settling import recalibrate_by_leverage, settle
-from bayesify.sklearn.training import Evidence, Start, train_methods
+from bayesify.sklearn.settling import settle
+from bayesify.sklearn.training import Start, train_methods
+from bayesify.training.task import TrainingTask
 
 
 def make_network(num_inputs: int, hidden: tuple[int, ...], num_outputs: int = 1, seed: int = 0) -> nn.Module:
@@ -153,51 +154,89 @@ def test_leverage_counts_the_fitted_parameters() -> None:
     start = settled(make_network(2, ()), rows, prior_scale=100.0, epochs=150)
     design = np.column_stack((rows.x, np.ones(40)))
     hat = np.diag(design @ np.linalg.solve(design.T @ design, design.T))
-    assert start.evidence is not None
-    np.testing.assert_allclose(
-        start.evidence.leverage[:, 0].numpy(), hat, rtol=0.02
-    )  # the prior is not infinitely wide
+    assert start.leverage is not None
+    np.testing.assert_allclose(start.leverage[:, 0].numpy(), hat, rtol=0.02)  # the prior is not infinitely wide
     left = rows.y - design @ np.linalg.lstsq(design, rows.y, rcond=None)[0]
     assert isinstance(start.likelihood, Gaussian)
     assert float(start.likelihood.noise.detach()) == pytest.approx((left**2).sum() / (40 - 3), rel=0.02)
 
 
-def test_recalibration_sees_rows_as_left_out() -> None:
-    """Least squares: probabilities of targets are those of a fit without the row, which standard deviations away they are."""
-    rows = curve(90, 0.5)
-    x, y, _ = rows.tensors()
-    design = torch.cat((x, torch.ones(90, 1, dtype=torch.float64)), 1)
-    inverse = torch.linalg.inv(design.T @ design)
-    noise, hat = 0.4, (design @ inverse * design).sum(-1, keepdim=True)
-    mean = design @ (inverse @ design.T @ y)
+class Nearest(Predictor):
+    """A model that repeats the target of the nearest training row, with too little noise."""
 
-    gaussian = OutputGaussian(mean, (noise * hat).unsqueeze(-1), seed=0)
-    found = recalibrate_by_leverage(
-        Evidence(rows, hat, torch.zeros_like(y)), Gaussian(noise).double().closed_form(gaussian)
-    )
-    scores = []
-    for row in range(90):
-        kept = torch.arange(90) != row
-        part = torch.linalg.inv(design[kept].T @ design[kept])
-        error = y[row] - design[row] @ (part @ design[kept].T @ y[kept])
-        scores.append(float(error / (noise * (1 + design[row] @ part @ design[row])).sqrt()))
-    places = torch.special.ndtr(torch.tensor(scores, dtype=torch.float64)).numpy()
-    np.testing.assert_allclose(found.said, Recalibration.of(places, np.ones(90)).said, atol=1e-6)
+    def __init__(self, task: TrainingTask) -> None:
+        ((self.x, self.y, _),) = task.loader
+        self.likelihood, self.output = Gaussian(0.25, learn=False).double(), None
+
+    def predict(self, x: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return self.likelihood.predictive(Outputs(kept=self.y[torch.cdist(x, self.x).argmin(1)][None]))
+
+    def config(self) -> Any:
+        raise NotImplementedError
+
+    state = restore = config
 
 
-def test_a_method_that_holds_less_of_its_targets_than_its_start_is_not_widened_for_it():
-    torch.manual_seed(0)
-    x, noise = torch.randn(100, 1, dtype=torch.float64), torch.randn(100, 1, dtype=torch.float64)
-    rows = Rows(x.numpy(), noise.numpy(), np.ones(100))
-    leverage = torch.full((100, 1), 0.6, dtype=torch.float64)
-    evidence = Evidence(rows, leverage, 0.4 * noise)
+@pytest.mark.usefixtures("one_round")
+@pytest.mark.parametrize(("num_rows", "weight"), [(150, 1.0), (450, 1.0), (150, 3.0), (1100, 1.0)])
+def test_a_method_that_repeats_its_training_rows_is_recalibrated(
+    num_rows: int, weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intervals come from rows that the method has not seen. Bounds: five standard errors of a level that rows of a fold estimate,
+    plus the share of the identity map among the fitted rows."""
+    monkeypatch.setitem(METHODS, "nearest", Method("nearest", "Nearest row", "", "N", fit=Nearest))
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(num_rows + 1000, 2)), random.normal(size=num_rows + 1000)
+    model = BayesianRegressor("nearest", hidden=(2,), epochs=5, random_state=0, batch_size=2000)
+    model.fit(x[:num_rows], y[:num_rows], np.full(num_rows, weight))
+    lower, upper = model.predict_interval(x[num_rows:], 0.9)
+    assert 0.78 < np.mean((lower <= y[num_rows:]) & (y[num_rows:] <= upper)) < 0.97
 
-    def recalibration(share: float):
-        """Of a method of the right noise, which has fitted a share of each target."""
-        likelihood = Gaussian(1.0, learn=False).double()
-        return recalibrate_by_leverage(evidence, likelihood.predictive(Outputs(kept=share * noise[None])))
 
-    assert np.std(recalibration(0.0).said) < 1.15 * np.std(recalibration(0.0).seen)  # nothing fitted: as it is
-    assert np.allclose(
-        recalibration(0.0).said, recalibration(0.6).said, atol=0.05
-    )  # residuals of the start: by 1 / (1 - h)
+def test_rows_stay_in_their_folds_if_rows_are_added() -> None:
+    rows = curve(300, 0.1)
+    mixed = Rows.of((curve(60, 0.3), rows))[np.random.default_rng(1).permutation(360)]
+    settings = Settings(METHODS["laplace"])
+    before, after = (Start(nn.Identity(), Gaussian(1.0), part, settings) for part in (rows, mixed))
+    assert len(before.folds()) == 3
+    held = [before.rows[before.holds_out(fold)] for fold in before.folds()]
+    assert sum(len(part) for part in held) == 300
+    assert min(len(part) for part in held) > 100 - 5 * math.sqrt(300 * 2 / 9)
+    for fold, part in zip(before.folds(), held, strict=True):
+        rest = before.without(fold).rows
+        assert len(rest) + len(part) == 300
+        assert not set(part.y[:, 0]) & set(rest.y[:, 0])
+        assert not set(part.y[:, 0]) & set(after.without(fold).rows.y[:, 0])
+    assert before.without(None) is before
+
+
+@pytest.mark.usefixtures("one_round")
+def test_folds_begin_when_there_are_enough_rows() -> None:
+    rows = curve(150, 0.2)
+    model = BayesianRegressor("mean_field", hidden=(3,), epochs=4, random_state=0)
+    model.partial_fit(rows.x[:30], rows.y[:30])
+    assert [part.fold for part in model.fitted_.settled] == [None]
+    assert model.fitted_.units.recalibration == Recalibration()
+    for start in (30, 90):
+        model.partial_fit(rows.x[start : start + 60], rows.y[start : start + 60])
+        assert [part.fold for part in model.fitted_.settled] == [None, *((index, 6) for index in range(6))]
+    assert model.fitted_.settled[0].model is model.model_
+    assert model.fitted_.units.recalibration != Recalibration()
+
+
+@pytest.mark.usefixtures("one_round")
+@pytest.mark.parametrize("num_rows", [100, 300])
+def test_chains_train_on_one_fold(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = list[int]()
+
+    def fit(task: TrainingTask) -> Nearest:
+        runs.append(len(task.batches()[0]))
+        return Nearest(task)
+
+    monkeypatch.setitem(METHODS, "chain", Method("chain", "Chain", "", "N", fit=fit, is_chain=True))
+    rows = curve(num_rows, 1.0)
+    model = BayesianRegressor("chain", hidden=(2,), epochs=5, random_state=0).fit(rows.x, rows.y[:, 0])
+    assert runs[0] == num_rows
+    assert len(runs) == 2
+    assert runs[1] == pytest.approx(2 / 3 * num_rows, abs=5 * math.sqrt(num_rows * 2 / 9))
+    assert model.fitted_.units.recalibration.said[0] < -2  # wider than the identity, -1.96

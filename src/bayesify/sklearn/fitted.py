@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesify.arguments.plain import Plain
-from bayesify.likelihoods import Likelihood
 from bayesify.predictive.base import Predictive
 from bayesify.predictive.classification import ClassificationPredictive
 from bayesify.predictive.regression import RegressionPredictive
@@ -21,6 +20,7 @@ from bayesify.sklearn.empty_cells import EmptyCells
 from bayesify.sklearn.later_rows import LaterRows
 from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.rows import Rows
+from bayesify.sklearn.training import Settled
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
 from bayesify.sklearn.unusual import MAX_KEPT_ROWS, Neighbors
 from bayesify.storage.serializers import STORED_CLASSES, stored_name
@@ -110,8 +110,8 @@ class FittedTable:
         neighbors: Training rows with which `unusual_share` compares other rows.
         later: Factors that widen the distributions of rows after the training period, if rows have a time.
         empty: Factors that widen the distributions of rows with empty cells.
-        settled: Network and likelihood from which the noise was estimated; `partial_fit` continues from them. Files do not store
-            them.
+        settled: Models from which `partial_fit` continues, if the noise was estimated. The first model has seen all rows; each of
+            the others has not seen the rows of one fold. Files do not store them.
         kept: Training rows that are kept for `partial_fit`; not stored in files.
         held_out: Out-of-fold predictions of the default method for the training rows, in the rows' order; not stored in files.
     """
@@ -130,7 +130,7 @@ class FittedTable:
     neighbors: Neighbors | None = None
     later: LaterRows | None = None
     empty: EmptyCells = field(default_factory=EmptyCells)
-    settled: tuple[nn.Module, Likelihood] | None = None
+    settled: tuple[Settled, ...] = ()
     kept: Rows | None = None
     held_out: HeldOut | None = None
 

@@ -6,7 +6,8 @@ The default method trains several networks, called members, on different rows. E
 by two networks that see different inputs. The predictions of the held-out rows decide which likelihood and transform are used and
 when training stops. The predictions of the held-out rows are also used to recalibrate the probabilities. Every other method is a
 "named method". A named method trains on all rows. A named method starts with the noise variance that maximizes the evidence of a
-plain network. The probabilities of a named method are recalibrated with the leverages and residuals of this plain network.
+plain network. To recalibrate the probabilities of a named method, all its steps are repeated several times, each time without one
+fold of the rows. The predictions of the rows that were left out give the recalibration.
 """
 
 from __future__ import annotations
@@ -41,8 +42,16 @@ from bayesify.sklearn.recalibration import MIN_ROWS, Recalibration, ensemble_pla
 from bayesify.sklearn.rows import Rows
 from bayesify.sklearn.scores import LEVELS, Scores
 from bayesify.sklearn.settings import AUTO, EFFORTS, FULL_BATCH_ROWS, Settings
-from bayesify.sklearn.settling import START_NOISE, recalibrate_by_leverage, settle, settle_further
-from bayesify.sklearn.training import Start, scale_temperatures, train_methods, train_posteriors
+from bayesify.sklearn.settling import START_NOISE, settle, settle_further
+from bayesify.sklearn.training import (
+    Fold,
+    Settled,
+    Start,
+    out_of_fold,
+    scale_temperature,
+    train_methods,
+    train_posteriors,
+)
 from bayesify.sklearn.units import TRANSFORMS, TargetUnits
 from bayesify.tables.encoding import Encoding
 from bayesify.training.hold_out import StoppedSteps, make_folds, train_held_out
@@ -369,62 +378,104 @@ def _train_by_name(
     for table, own, found, name in zip(tables, settings, encodings, names, strict=True):
         rows = _encoded(table.rows, found[name])
         candidate = Candidate.of(rows, list_candidates(rows, own)[0], own)
-        shape, net = None, own.network
-        if net is None:
-            shape = shape_network(rows, candidate.num_outputs, own)
-            net = shape.make(derive_seed(own.seed, "network"))
-        else:
-            net = own_network(net, rows.x.shape[1], candidate.num_outputs, own.owner)
+        shape, net = _make_network(rows, candidate.num_outputs, own)
         chosen.append(candidate)
         shapes.append(shape)
         begun.append(Start(net, candidate.likelihood.double(), candidate.rows, own))
-    starts = settle(begun) if chosen[0].pair[0] == "gaussian" and settings[0].noise is None else begun
-    models = train_methods(starts)
-    if settings[0].temperature:
-        networks = [replace(start, network=first.network) for start, first in zip(starts, begun, strict=True)]
-        models = list(scale_temperatures(cast(list[BayesianNetwork], models), networks))
-        starts = [replace(start, evidence=None) for start in starts]
-    fitted = []
+    estimated = chosen[0].pair[0] == "gaussian" and settings[0].noise is None
+    trained, fitted = _train_several(begun, [[None, *_list_folds(start, estimated)] for start in begun], estimated), []
     for place, (table, own, name) in enumerate(zip(tables, settings, names, strict=True)):
-        (likelihood, _), encoding, report = chosen[place].pair, encodings[place][name], FitReport(categories=name)
-        one = FittedTable(own.method_name, likelihood, models[place], encoding, chosen[place].units, shapes[place], own.seed,
+        start, settled, (likelihood, _) = begun[place], trained[place], chosen[place].pair
+        model = scale_temperature(settled, start) if own.temperature else settled[0].model
+        encoding, report = encodings[place][name], FitReport(categories=name)
+        one = FittedTable(own.method_name, likelihood, model, encoding, chosen[place].units, shapes[place], own.seed,
                           report, table.columns, table.classes, table.flat)  # fmt: skip
-        fitted.append(_recalibrated(one, starts[place]))
+        fitted.append(_recalibrated(one, settled, start) if estimated and not own.temperature else one)
     return fitted
 
 
-def _recalibrated(fitted: FittedTable, start: Start) -> FittedTable:
-    """The fitted table, with recalibrated probabilities if the noise was estimated from the evidence.
+def _make_network(rows: Rows, num_outputs: int, settings: Settings) -> tuple[NetworkShape | None, nn.Module]:
+    """The untrained network of a named method, and its shape unless the network is the user's own."""
+    if settings.network is not None:
+        return None, own_network(settings.network, rows.x.shape[1], num_outputs, settings.owner)
+    shape = shape_network(rows, num_outputs, settings)
+    return shape, shape.make(derive_seed(settings.seed, "network"))
 
-    The plain network that gave the evidence is stored for `fit_further`.
+
+def _list_folds(start: Start, estimated: bool) -> list[Fold]:
+    """The folds to predict, for a temperature or to recalibrate a method whose noise is estimated; empty if neither needs them."""
+    recalibrated = estimated and min(len(start.rows), start.rows.num_data) >= MIN_ROWS
+    return start.folds() if recalibrated or start.settings.temperature else []
+
+
+def _train_several(
+    begun: Sequence[Start], folds: Sequence[Sequence[Fold | None]], estimated: bool
+) -> list[tuple[Settled, ...]]:
+    """Train one named method several times on each table: for each of its folds, without the fold's rows, and for `None`, on all
+    rows. All training runs of a table start from the same untrained network and estimate their own noise. They train together if
+    possible."""
+    starts = [start.without(fold) for start, own in zip(begun, folds, strict=True) for fold in own]
+    starts = settle(starts) if estimated else starts
+    found = iter(zip(starts, train_methods(starts), strict=True))
+    trained = []
+    for own in folds:
+        parts = [(*next(found), fold) for fold in own]
+        trained.append(tuple(Settled(model, start.network, start.likelihood, fold) for start, model, fold in parts))
+    return trained
+
+
+def _recalibrated(fitted: FittedTable, settled: tuple[Settled, ...], start: Start) -> FittedTable:
+    """The fitted table with probabilities that are recalibrated on out-of-fold predictions of the rows of `start`.
+
+    If the method is a posterior, its models are stored for `fit_further`.
     """
     units, settings = fitted.units, start.settings
-    if start.evidence is None or units is None:
-        return fitted
-    x = torch.from_numpy(start.evidence.rows.x)
-    found = predict_scaled(fitted.model, x, settings.prediction_draws, settings.seed)
-    assert isinstance(found, RegressionPredictive)
-    recalibration = recalibrate_by_leverage(start.evidence, found)
-    return replace(fitted, units=replace(units, recalibration=recalibration), settled=(start.network, start.likelihood))
+    assert units is not None
+    assert settings.method is not None
+    places, weights = list[np.ndarray](), list[np.ndarray]()
+    for part, rows in out_of_fold(settled, start):
+        x, y, share = rows.tensors()
+        found = predict_scaled(part.model, x, settings.prediction_draws, settings.seed)
+        assert isinstance(found, RegressionPredictive)
+        places.append(found.cdf(y).detach().double().flatten().numpy())
+        weights.append(share.unsqueeze(-1).expand_as(y).flatten().numpy())
+    if places:
+        fit = Recalibration.of if sum(map(np.sum, weights)) >= MIN_ROWS else Recalibration.of_few
+        units = replace(units, recalibration=fit(np.concatenate(places), np.concatenate(weights)))
+    return replace(fitted, units=units, settled=settled if settings.method.posterior is not None else ())
 
 
 def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -> FittedTable:
     """Continue the training of a posterior on a table of old and new rows, with a quarter of the usual number of epochs.
 
-    The targets keep the units of the first fit, and the noise is estimated again.
+    The targets keep the units of the first fit, and the noise is estimated again. The models of the folds continue as well, and
+    old rows stay in their folds. If there are no folds yet, because there were too few rows, their models train from the start.
     """
     model, units = fitted.model, fitted.units
     assert isinstance(model, BayesianNetwork)
     y = table.rows.y if units is None else units(table.rows.y).numpy()
     rows = Rows(fitted.encode(table.rows.x).numpy(), y, table.rows.weights)
-    likelihood = model.require_likelihood("partial_fit")
-    start = Start(nn.Identity(), likelihood, rows, settings)
-    if fitted.settled is not None:
-        network, settled = fitted.settled
-        start = settle_further(Start(network, settled, rows, settings))
-        likelihood.load_state_dict(start.likelihood.state_dict())
-    train_posteriors([model], [rows], [settings], effort=LATER_EFFORT_SHARE, start=False)
-    return _recalibrated(fitted, start)
+    begun = Start(nn.Identity(), model.require_likelihood("partial_fit"), rows, settings)
+    if not fitted.settled:
+        train_posteriors([model], [rows], [settings], effort=LATER_EFFORT_SHARE, start=False)
+        return fitted
+    settled = fitted.settled[: 1 + len(begun.folds())]  # fewer folds if the rows no longer fit into one batch
+    starts = [replace(begun.without(part.fold), network=part.network, likelihood=part.likelihood) for part in settled]
+    starts, models = settle_further(starts), [cast(BayesianNetwork, part.model) for part in settled]
+    for start, one in zip(starts, models, strict=True):
+        one.require_likelihood("partial_fit").load_state_dict(start.likelihood.state_dict())
+    train_posteriors(
+        models, [start.rows for start in starts], [settings] * len(starts), effort=LATER_EFFORT_SHARE, start=False
+    )
+    settled = tuple(
+        replace(part, network=start.network, likelihood=start.likelihood)
+        for part, start in zip(settled, starts, strict=True)
+    )
+    folds = _list_folds(begun, True) if len(settled) == 1 else []
+    if folds:
+        fresh = replace(begun, network=_make_network(rows, y.shape[1], settings)[1])
+        settled += _train_several([fresh], [folds], True)[0]
+    return _recalibrated(fitted, settled, begun)
 
 
 # -- the default method ------------------------------------------------------------------------------------------------

@@ -59,8 +59,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
             five times this for `"auto"`.
         noise: Noise variance in the targets' squared unit, if it is known. Without `noise`, named methods estimate a variance for
             each target from the evidence of the plain network (see `bayesify.sklearn.settling.settle`). Without `noise`, named
-            methods also recalibrate the quantiles, with leave-one-out estimates. Variational posteriors start at the estimated
-            variance and learn a smaller one. Other methods use the estimated variance unchanged.
+            methods also recalibrate the quantiles, with predictions of rows that were left out of training. Variational
+            posteriors start at the estimated variance and learn a smaller one. Other methods use the estimated variance unchanged.
         epochs: Number of passes over the data in the main phase. A first phase, which finds the maximum a posteriori, takes a
             quarter as many passes. The default depends on the number of rows. For `"auto"`, `epochs` is the maximum number of
             optimizer steps.
@@ -162,8 +162,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
         The first call does what `fit` does. A later call trains on the new rows and on up to `memory_rows` earlier
         rows, which represent all earlier rows. A later call continues from the current posterior for a quarter of the usual
         number of epochs. All calls use the units that the first call computed. If the method has its own training recipe, a later
-        call trains it from the start on the new and the stored rows. A later call estimates the noise again if the first call
-        estimated it.
+        call trains it from the start on the new and the stored rows. A later call estimates the noise and recalibrates the
+        quantiles again if the first call estimated the noise.
 
         Args:
             X: Numbers [N, D], or a data frame.

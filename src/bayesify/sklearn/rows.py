@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,6 +68,13 @@ class Rows:
         both = np.column_stack((self.x, self.y))
         _, first, place = np.unique(both, axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
+
+    def folds(self, count: int, seed: int) -> np.ndarray:
+        """Fold of each row, [N], among `count` folds. The fold of a row depends only on the row's values and the seed, so that it
+        stays the same if other rows are added."""
+        salt = seed.to_bytes(8, "big")
+        found = (hashlib.blake2b(row.tobytes(), digest_size=8, salt=salt) for row in np.column_stack((self.x, self.y)))
+        return np.array([int.from_bytes(one.digest(), "big") % count for one in found], dtype=np.int64)
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:

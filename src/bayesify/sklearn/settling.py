@@ -13,9 +13,8 @@ from torch import Tensor
 from bayesify.laplace.from_task import laplace_around
 from bayesify.likelihoods import Gaussian
 from bayesify.predictive.regression import RegressionPredictive
-from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.settings import FULL_BATCH_ROWS
-from bayesify.sklearn.training import Evidence, Start, train_posteriors
+from bayesify.sklearn.training import Start, train_posteriors
 from bayesify.training.random_streams import derive_seed
 
 START_NOISE = 0.1
@@ -29,8 +28,6 @@ MAX_FULL_WEIGHTS = 1000
 """With at most this many weights, the evidence includes the correlations between weights."""
 MAX_LEVERAGE = 0.95
 """Upper limit of a row's leverage in the rounds. The leverage is the share of the row's own target in its prediction."""
-HELD_LEVERAGE = 0.4
-"""If the mean leverage of the starting network exceeds this value, the trained method may have clearly less leverage."""
 DOUBTFUL_LEVERAGE = 0.5
 """If the mean leverage exceeds this value, the rounds run once more, starting from the noise `ALL_NOISE`. A network with more
 weights than rows can mistake noise for signal, and both extremes may be stable."""
@@ -55,7 +52,7 @@ def settle(starts: Sequence[Start]) -> list[Start]:
     doubtful = [
         place
         for place, (start, _) in enumerate(found)
-        if start.evidence is not None and float(start.evidence.leverage.mean()) > DOUBTFUL_LEVERAGE
+        if start.leverage is not None and float(start.leverage.mean()) > DOUBTFUL_LEVERAGE
     ]
     others = _settle_rounds([starts[place] for place in doubtful], [ALL_NOISE] * len(doubtful))
     for place, other in zip(doubtful, others, strict=True):
@@ -63,9 +60,9 @@ def settle(starts: Sequence[Start]) -> list[Start]:
     return [start for start, _ in found]
 
 
-def settle_further(start: Start) -> Start:
+def settle_further(starts: Sequence[Start]) -> list[Start]:
     """Continue an earlier `settle` with other rows."""
-    return _settle_rounds([start], [_noise(start)])[0][0]
+    return [start for start, _ in _settle_rounds(starts, [_noise(start) for start in starts])]
 
 
 def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) -> list[tuple[Start, float]]:
@@ -73,12 +70,9 @@ def _settle_rounds(starts: Sequence[Start], noises: Sequence[float | Tensor]) ->
     round."""
     found = []
     for start, noise in zip(starts, noises, strict=True):
-        part = start.rows.thinned(FULL_BATCH_ROWS, derive_seed(start.settings.seed, "evidence"))
-        y = torch.from_numpy(part.y)
+        y = torch.from_numpy(start.rows.y)
         likelihood = Gaussian((torch.ones_like(y[0]) * noise).tolist()).double()
-        found.append(
-            (replace(start, likelihood=likelihood, evidence=Evidence(part, torch.zeros_like(y), y)), -math.inf)
-        )
+        found.append((replace(start, likelihood=likelihood, leverage=torch.zeros_like(y)), -math.inf))
     unsettled = [place for place, start in enumerate(starts) if len(start.rows) > 1]
     for _ in range(MAX_ROUNDS):
         if not unsettled:
@@ -101,10 +95,8 @@ def _noise(start: Start) -> Tensor:
 
 
 def _estimate_noise(start: Start) -> tuple[Start, float]:
-    """Two values after a round of training: the `Start` with the noise, leverage and residuals; and the log evidence at the old
-    noise."""
-    assert start.evidence is not None
-    x, y, weights = start.evidence.rows.tensors()
+    """Two values after a round of training: the `Start` with the noise and the leverage; and the log evidence at the old noise."""
+    x, y, weights = start.rows.thinned(FULL_BATCH_ROWS, derive_seed(start.settings.seed, "evidence")).tensors()
     net, likelihood, prior = copy.deepcopy(start.network).eval(), start.fixed_likelihood, start.settings.prior
     laplace = laplace_around(net, likelihood, [(x, y, weights)], prior=prior, most=MAX_FULL_WEIGHTS)
     found = laplace.predict(x)
@@ -113,28 +105,4 @@ def _estimate_noise(start: Start) -> tuple[Start, float]:
     residuals, share = (y - found.mean).detach(), weights.unsqueeze(-1)
     noise = (share * residuals.square()).sum(0) / (share * (1 - leverage)).sum(0)
     settled = Gaussian(noise.clamp_min(MIN_NOISE).tolist()).double()
-    evidence = replace(start.evidence, leverage=leverage, residuals=residuals)
-    return replace(start, likelihood=settled, evidence=evidence), float(laplace.log_evidence())
-
-
-def recalibrate_by_leverage(evidence: Evidence, found: RegressionPredictive) -> Recalibration:
-    r"""Recalibrate a trained method's probabilities from approximate leave-one-out predictions.
-
-    In a linear model, a row with residual r, leverage h and epistemic variance v has the leave-one-out residual $r / (1 - h)$ and
-    the leave-one-out epistemic variance $v / (1 - h)$. Let d be the leave-one-out residual divided by the standard deviation of
-    the leave-one-out prediction. For each row, the method's distribution function is evaluated at the method's mean plus d times
-    the method's standard deviation. The recalibration is fitted to these function values. A method's mean may have less leverage
-    than the network from which the method started. If the mean leverage of this network exceeds `HELD_LEVERAGE`, $1 - h$ is
-    multiplied by a factor of at least 1. With this factor, the method's mean and the network have the same root mean square of
-    $r / (1 - h)$. `found` is the method's predictive for the rows from which the evidence was computed.
-    """
-    _, y, weights = evidence.rows.tensors()
-    kept = 1 - evidence.leverage
-    if float(evidence.leverage.mean()) > HELD_LEVERAGE:
-        share = weights.unsqueeze(-1) / kept.square()
-        own, first = ((share * part.square()).sum(0) for part in (y - found.mean, evidence.residuals))
-        kept = (kept * (own / first.clamp_min(1e-12)).sqrt().clamp_min(1.0)).clamp_max(1.0)
-    away = (y - found.mean) / kept / (found.aleatoric + found.epistemic / kept).sqrt()
-    places = found.cdf(found.mean + away * found.std)
-    weights = weights.unsqueeze(-1).expand_as(places)
-    return Recalibration.of(places.double().flatten().numpy(), weights.flatten().numpy())
+    return replace(start, likelihood=settled, leverage=leverage), float(laplace.log_evidence())

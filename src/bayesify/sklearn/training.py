@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -29,28 +30,15 @@ from bayesify.training.task import TrainingTask, search_point
 
 LEARNING_RATE = 0.03
 NUM_FOLDS, NUM_FOLDS_OF_FEW, MAX_FEW_ROWS = 3, 6, 200
-"""Number of folds for fitting a temperature; each fold is predicted by a network trained on the others. With at most
-`MAX_FEW_ROWS` rows there are more folds. If the data do not fit into one batch, only one fold is predicted."""
+"""Number of folds for recalibration and for fitting a temperature; each fold is predicted by a model that was trained on the
+other folds. With at most `MAX_FEW_ROWS` rows there are more folds. If the data do not fit into one batch, or if the method is a
+Markov chain, only one of `NUM_FOLDS` folds is predicted, because the models would train one after the other."""
 NUM_INDUCING_ROWS = 100
 """Default number of global inducing inputs; each starts at a row of the data."""
 MAX_SCALING = 5.0
 """Upper limit of the fitted factor on logits or standard deviations; the lower limit is its reciprocal."""
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Leverage and residuals of the rows from which a plain network's noise was estimated.
-
-    Args:
-        rows: The rows.
-        leverage: Leverage h of each row, [N, O], between 0 and 1: the change of the row's prediction per unit change of the row's
-            own target.
-        residuals: Residuals of the network, [N, O].
-    """
-
-    rows: Rows
-    leverage: Tensor
-    residuals: Tensor
+Fold = tuple[int, int]
+"""Index of a fold, and the number of folds."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +51,15 @@ class Start:
             bound. Variational posteriors learn a smaller value. All other methods use the initial noise unchanged.
         rows: Encoded rows, with targets in the units of training.
         settings: Settings of the method and its training.
-        evidence: Evidence from which the noise was estimated; `None` if the noise was not estimated.
+        leverage: Leverage h of each row from which the noise was estimated, [N, O], between 0 and 1: the change of the row's
+            prediction per unit change of the row's own target. `None` if the noise was not estimated.
     """
 
     network: nn.Module
     likelihood: Likelihood
     rows: Rows
     settings: Settings
-    evidence: Evidence | None = None
+    leverage: Tensor | None = None
 
     @property
     def fixed_likelihood(self) -> Likelihood:
@@ -79,6 +68,28 @@ class Start:
         if not isinstance(self.likelihood, Gaussian):
             return self.likelihood
         return Gaussian(self.likelihood.noise.detach().tolist(), learn=False).double()
+
+    def folds(self) -> list[Fold]:
+        """The folds that are to be predicted."""
+        few, is_chain = len(self.rows) <= MAX_FEW_ROWS, _method(self).is_chain
+        count = min(NUM_FOLDS_OF_FEW if few and not is_chain else NUM_FOLDS, len(self.rows))
+        return [(index, count) for index in range(1 if is_chain or len(self.rows) > FULL_BATCH_ROWS else count)]
+
+    def holds_out(self, fold: Fold | None) -> np.ndarray:
+        """For each row, whether it is in a fold, [N]."""
+        if fold is None:
+            return np.zeros(len(self.rows), dtype=bool)
+        (index, count), seed = fold, derive_seed(self.settings.seed, "folds")
+        if self.settings.temperature:  # spread the classes evenly over the folds
+            of_row = make_folds(len(self.rows), count, seed, self.rows.y if self.settings.num_classes else None)
+        else:  # `partial_fit` must find the old rows in their old folds
+            of_row = self.rows.folds(count, seed)
+        held: np.ndarray = of_row == index
+        return held
+
+    def without(self, fold: Fold | None) -> Start:
+        """The start of a training run without the rows of a fold."""
+        return self if fold is None else replace(self, rows=self.rows[~self.holds_out(fold)])
 
     def point(self) -> BayesianNetwork:
         """The untrained network from which the search for the maximum a posteriori starts."""
@@ -118,7 +129,7 @@ def train_methods(starts: Sequence[Start]) -> list[Predictor]:
         for bnn in bnns:
             if not all(part.starts_at_network for part in bnn.posteriors):
                 bnn.given_weights = {}  # `fit` would warn of a network that the user did not give
-        settled = all(start.evidence is not None for start in starts)
+        settled = all(start.leverage is not None for start in starts)
         train_posteriors(bnns, [start.rows for start in starts], [start.settings for start in starts],
                          start=not (method.is_point or settled))  # fmt: skip
         return bnns
@@ -276,45 +287,49 @@ def _noise_parameters(bnn: BayesianNetwork) -> list[tuple[str, nn.Parameter]]:
     return [(name, entry) for name, entry in found if entry.requires_grad]
 
 
-# -- temperature -------------------------------------------------------------------------------------------------------
+# -- predictions of rows that a model has not seen ------------------------------------------------------------------------
 
 
-def scale_temperatures(models: Sequence[BayesianNetwork], starts: Sequence[Start]) -> list[TemperatureScaling]:
-    """Give each plain network, which was trained on all rows, a temperature or a noise factor that is fitted to out-of-fold
-    predictions."""
-    found = []
-    for model, start, (outputs, held) in zip(models, starts, _out_of_fold(starts), strict=True):
-        # A temperature depends only on the outputs, so the identity stands in for the network.
-        same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(outputs)
-        nn.init.eye_(same.weight)
-        batch = outputs, torch.from_numpy(held.y), torch.from_numpy(held.weights)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `fit` warns about bounds that are wider than the bounds below
-            fitted = TemperatureScaling(same, start.fixed_likelihood).fit([batch])
-        scaled = TemperatureScaling(model)
-        # Clamp the temperature: if few rows are all predicted correctly, the fit diverges.
-        scaled.temperature = min(max(fitted.temperature, 1 / MAX_SCALING), MAX_SCALING)
-        scaled.variance_scale = min(max(fitted.variance_scale, 1 / MAX_SCALING**2), MAX_SCALING**2)
-        found.append(scaled)
-    return found
+@dataclass(frozen=True)
+class Settled:
+    """A trained model of a named method, and the start of its training.
+
+    Args:
+        model: Trained model. It predicts in the units of training.
+        network: Plain network from which the noise was estimated, or the untrained network if the noise was not estimated.
+        likelihood: Likelihood with the estimated noise.
+        fold: Fold whose rows the model has not seen; `None` if it has seen all rows.
+    """
+
+    model: Predictor
+    network: nn.Module
+    likelihood: Likelihood
+    fold: Fold | None = None
 
 
-def _out_of_fold(starts: Sequence[Start]) -> list[tuple[Tensor, Rows]]:
-    """For each table, two values: the outputs [N, O] for held-out rows, from maximum a posteriori networks that have not seen
-    these rows; and the held-out rows."""
-    bnns, rows, settings, held = [], [], [], []
-    for start in starts:
-        folds = min(NUM_FOLDS_OF_FEW if len(start.rows) <= MAX_FEW_ROWS else NUM_FOLDS, len(start.rows))
-        labels = start.rows.y if start.settings.num_classes else None
-        of_row = make_folds(len(start.rows), folds, derive_seed(start.settings.seed, "folds"), labels)
-        used = range(folds if len(start.rows) <= FULL_BATCH_ROWS else 1)
-        bnns += [start.point() for _ in used]
-        rows += [start.rows[of_row != fold] for fold in used]
-        settings += [start.settings for _ in used]
-        held.append([start.rows[of_row == fold] for fold in used])
-    train_posteriors(bnns, rows, settings, start=False)
-    found, rest = [], iter(bnns)
-    for parts in held:
-        outputs = [next(rest).predict(torch.from_numpy(part.x)).outputs[0] for part in parts]
-        found.append((torch.cat(outputs), Rows.of(parts)))
-    return found
+def out_of_fold(settled: Sequence[Settled], start: Start) -> Iterator[tuple[Settled, Rows]]:
+    """The models that have not seen all rows of `start`, each with the rows that it has not seen."""
+    for part in settled:
+        held = start.holds_out(part.fold)
+        if held.any():
+            yield part, start.rows[held]
+
+
+def scale_temperature(settled: Sequence[Settled], start: Start) -> TemperatureScaling:
+    """Give a plain network, which was trained on all rows, a temperature or a noise factor that is fitted to out-of-fold
+    predictions. `settled` has this network first, followed by the networks of the folds."""
+    found = list(out_of_fold(settled, start))
+    outputs = torch.cat([part.model.predict(torch.from_numpy(rows.x)).outputs[0] for part, rows in found])
+    held, own = Rows.of([rows for _, rows in found]), replace(start, likelihood=settled[0].likelihood)
+    # A temperature depends only on the outputs, so the identity stands in for the network.
+    same = nn.Linear(outputs.shape[1], outputs.shape[1], bias=False).to(outputs)
+    nn.init.eye_(same.weight)
+    batch = outputs, torch.from_numpy(held.y), torch.from_numpy(held.weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `fit` warns about bounds that are wider than the bounds below
+        fitted = TemperatureScaling(same, own.fixed_likelihood).fit([batch])
+    scaled = TemperatureScaling(cast(BayesianNetwork, settled[0].model))
+    # Clamp the temperature: if few rows are all predicted correctly, the fit diverges.
+    scaled.temperature = min(max(fitted.temperature, 1 / MAX_SCALING), MAX_SCALING)
+    scaled.variance_scale = min(max(fitted.variance_scale, 1 / MAX_SCALING**2), MAX_SCALING**2)
+    return scaled
