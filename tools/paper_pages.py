@@ -46,9 +46,12 @@ def filled(text: str, folder: Path, page: str) -> str:
     return text
 
 
-def _machine(content: dict[str, Any]) -> str:
-    where = content["hardware"]
-    return f"Run on {where.get('gpu') or where['cpu']} with torch {content['versions']['torch']} on {content['date']}"
+def _machine(*contents: dict[str, Any]) -> str:
+    """Hardware, version of torch and dates of runs on one kind of machine."""
+    where, dates = contents[0]["hardware"], sorted({content["date"] for content in contents})
+    return (
+        f"Run on {where.get('gpu') or where['cpu']} with torch {contents[0]['versions']['torch']} on {', '.join(dates)}"
+    )
 
 
 def _source(content: dict[str, Any]) -> str:
@@ -156,7 +159,7 @@ def _cifar10_seeds(contents: list[dict[str, Any]]) -> str:
     header += CIFAR10_COLUMNS
     listed = "\n".join(f"- `{command}`" for command in dict.fromkeys(commands))
     return (
-        f"{_machine(contents[0])}:\n\n{table(header, rows)}\n\n"
+        f"{_machine(*contents)}:\n\n{table(header, rows)}\n\n"
         f"{CIFAR10_NOTE.format('the first 1,000 test images')} The corruptions are Gaussian noise, shot noise, impulse "
         'noise, Gaussian blur, contrast and brightness. "200 + 20" means 20 more epochs for SWAG. The noise around the common '
         "start of the members of Ensemble-U has a standard deviation of 0.001 in the table and of 0.1 in the command below. "
@@ -188,9 +191,7 @@ def _pruning(contents: list[dict[str, Any]]) -> str:
     header = ["data and network", "system", "kept %", "fine-tuned", "parameters", "accuracy %", "NLL", "ECE %"]
     header += ["paper (ResNet-50): accuracy %", "NLL", "ECE %"]
     listed = "\n".join(f"- `{content['command']}`" for content in contents)
-    dates = " and ".join(sorted({content["date"] for content in contents}))
-    where = _machine(contents[0]).rpartition(" on ")[0]
-    return f"{where} on {dates} by:\n\n{listed}\n\n{table(header, rows)}"
+    return f"{_machine(*contents)} by:\n\n{listed}\n\n{table(header, rows)}"
 
 
 def _ablation(content: dict[str, Any]) -> str:

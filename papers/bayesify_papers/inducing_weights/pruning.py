@@ -129,7 +129,7 @@ def means(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             "seeds": len(own),
             "parameters": own[0]["parameters"],
         }
-        | {key: round(statistics.fmean(row[key] for row in own), 5) for key in CLASSIFICATION_SCORES}
+        | {key: round(statistics.fmean(row[key] for row in own), 7) for key in CLASSIFICATION_SCORES}
         for (system, keep, fine_tuned), own in grouped.items()
     ]
 
