@@ -232,9 +232,9 @@ def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], s
     return found, (
         "Training: ResNet-18 on CIFAR-10, one seed; FFG-U with SGD, a KL weight of 0.25 and 120 + 240 epochs; FFG-W with 80 "
         f"epochs. Rows below 100 % have {contents[0]['fine_tuning']} more epochs of fine-tuning. Accuracy and ECE are in percent. "
-        "For FFG-W, we prune weights. For FFG-U, we prune entries of Z, the matrices that map inducing weights to weights. We chose "
-        "the margin of half a point. On Fashion-MNIST, with a small ResNet and 2 epochs of fine-tuning, the first two claims below "
-        "fail ([scores](inducing-weights.md#pruning)). These runs are not counted.\n\n"
+        "For FFG-W, we prune weights. For FFG-U, we prune entries of Z, the matrices that map inducing weights to weights. "
+        "We chose the margin of half a point. On Fashion-MNIST, with a small ResNet and 2 epochs of fine-tuning, the first two "
+        "claims below fail ([scores](inducing-weights.md#pruning)). These runs are not counted.\n\n"
         + table(["system", "kept", "accuracy", "ECE"], rows)
     )
 
