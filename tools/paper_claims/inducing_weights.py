@@ -232,9 +232,11 @@ def _pruned(folder: Path) -> tuple[dict[tuple[str, float], Mapping[str, Any]], s
     return found, (
         "Training: ResNet-18 on CIFAR-10, one seed; FFG-U with SGD, a KL weight of 0.25 and 120 + 240 epochs; FFG-W with 80 "
         f"epochs. Rows below 100 % have {contents[0]['fine_tuning']} more epochs of fine-tuning. Accuracy and ECE are in percent. "
-        "For FFG-W, we prune weights. For FFG-U, we prune entries of Z, the matrices that map inducing weights to weights. "
-        "We chose the margin of half a point. On Fashion-MNIST, with a small ResNet and 2 epochs of fine-tuning, the first two "
-        "claims below fail ([scores](inducing-weights.md#pruning)). These runs are not counted.\n\n"
+        "For FFG-W, we prune weights. For FFG-U, we prune entries of Z, the matrices that map inducing weights to weights. The "
+        "paper gives no margin. We had chosen half a point before these runs. FFG-U loses 0.45 points if half of the entries are "
+        "pruned, and the test images add a standard error of 0.2 points to each accuracy, so one seed does not settle the claim. "
+        "On Fashion-MNIST (small ResNet, 2 epochs of fine-tuning), both claims about accuracy fail, and the claim about the ECE of "
+        "FFG-W holds ([scores](inducing-weights.md#pruning)). The verdicts do not count these runs.\n\n"
         + table(["system", "kept", "accuracy", "ECE"], rows)
     )
 
