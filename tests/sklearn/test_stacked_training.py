@@ -15,13 +15,14 @@ from bayesify.likelihoods import Categorical, Gaussian
 from bayesify.methods import METHODS, Method
 from bayesify.predictive.base import Outputs
 from bayesify.predictor import Predictor
-from bayesify.sklearn import BayesianClassifier, BayesianRegressor
+from bayesify.sklearn import BayesianClassifier, BayesianRegressor, recipe
+from bayesify.sklearn.fitted import predict_scaled
 from bayesify.sklearn.networks import NetworkShape
 from bayesify.sklearn.recalibration import Recalibration
 from bayesify.sklearn.rows import Rows, stacked
 from bayesify.sklearn.settings import Settings
 from bayesify.sklearn.settling import settle
-from bayesify.sklearn.training import Start, train_methods
+from bayesify.sklearn.training import Start, out_of_fold, train_methods
 from bayesify.training.task import TrainingTask
 
 
@@ -222,6 +223,78 @@ def test_folds_begin_when_there_are_enough_rows() -> None:
         assert [part.fold for part in model.fitted_.settled] == [None, *((index, 6) for index in range(6))]
     assert model.fitted_.settled[0].model is model.model_
     assert model.fitted_.units.recalibration != Recalibration()
+
+
+class RunningMean(nn.Module):
+    """Subtracts a running mean of its inputs, which it updates in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+
+LAYERS_WITH_BUFFERS = {
+    "running mean": lambda: (RunningMean(), nn.Linear(2, 3)),
+    "batch norm": lambda: (nn.Linear(2, 3), nn.BatchNorm1d(3)),
+    "spectral norm": lambda: (nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)),),
+}
+
+
+@pytest.mark.usefixtures("one_round")
+@pytest.mark.filterwarnings("ignore:.*vmap refused", "ignore:.*have their own batch statistics")
+@pytest.mark.parametrize("method", ["laplace", "mean_field"])
+@pytest.mark.parametrize("kind", LAYERS_WITH_BUFFERS)
+def test_models_of_folds_do_not_change_a_network_with_buffers(
+    method: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of all rows predicts the same with and without folds. In a stack, it would share its buffers with other models."""
+    rows, x = curve(70, 0.3), torch.zeros(1, 2, dtype=torch.float64)
+    torch.manual_seed(0)
+    net = nn.Sequential(*LAYERS_WITH_BUFFERS[kind](), nn.Tanh(), nn.Linear(3, 1))
+    model = BayesianRegressor(method, network=net, epochs=4, random_state=0).fit(rows.x, rows.y[:, 0])
+    assert model.fitted_.units.recalibration != Recalibration()
+    monkeypatch.setattr(recipe, "_list_folds", lambda *_: [])
+    alone = clone(model).fit(rows.x, rows.y[:, 0])
+    found = [predict_scaled(one.model_, x, 4, 0) for one in (model, alone)]
+    torch.testing.assert_close(found[0].mean, found[1].mean, rtol=1e-9, atol=0)
+    torch.testing.assert_close(found[0].std, found[1].std, rtol=1e-9, atol=0)
+
+
+@pytest.mark.usefixtures("one_round")
+def test_folds_stay_when_rows_are_added_or_forgotten() -> None:
+    rows = curve(260, 0.2)
+    model = BayesianRegressor("mean_field", hidden=(3,), epochs=2, random_state=0)
+    for start, end in ((0, 150), (150, 260)):  # 3 folds suffice for so many rows, but the 6 that there are stay
+        model.partial_fit(rows.x[start:end], rows.y[start:end])
+    whole = Start(nn.Identity(), Gaussian(1.0), rows, Settings(METHODS["mean_field"]))
+    assert sum(len(part) for _, part in out_of_fold(model.fitted_.settled, whole)) == len(rows)
+    few = BayesianRegressor("mean_field", hidden=(3,), epochs=2, random_state=0, memory_rows=1)
+    for start, end in ((0, 100), *((row, row + 1) for row in range(100, 125))):  # at times both rows are in one fold
+        few.partial_fit(rows.x[start:end], rows.y[start:end])
+
+
+def test_copies_of_a_row_go_to_the_folds_in_turn() -> None:
+    x = np.random.default_rng(0).choice([0.0, 1.0], size=(50, 2))
+    rows = [Rows(part, np.zeros((50, 1)), np.ones(50)) for part in (x, np.where(x == 0, -0.0, x))]
+    found = rows[0].folds(3, 1)
+    np.testing.assert_array_equal(found, rows[1].folds(3, 1))
+    for kind in np.unique(x, axis=0):
+        counts = np.bincount(found[(x == kind).all(1)], minlength=3)
+        assert counts.max() - counts.min() <= 1
+
+
+@pytest.mark.parametrize(("num_rows", "batch_size"), [(1236, None), (120, 100), (300, None), (2000, 64)])
+def test_a_fold_trains_with_as_many_steps(num_rows: int, batch_size: int | None) -> None:
+    start = Start(
+        nn.Identity(), Gaussian(1.0), curve(num_rows, 0.1), Settings(METHODS["laplace"], batch_size=batch_size)
+    )
+    part = start.without((0, 3))
+    assert len(part.settings.batches(part.rows)) == len(start.settings.batches(start.rows))
 
 
 @pytest.mark.usefixtures("one_round")

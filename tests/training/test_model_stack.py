@@ -234,9 +234,45 @@ class Branching(nn.Module):
         return y if y.sum().item() > 0 else -y
 
 
+class Averaging(nn.Module):
+    """Subtracts a running mean of its inputs. It changes the mean in place or assigns a new one."""
+
+    def __init__(self, assigns: bool) -> None:
+        super().__init__()
+        self.assigns = assigns
+        self.register_buffer("mean", torch.zeros(INPUTS))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        if self.assigns:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        else:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))
+        return x - self.mean
+
+
+@pytest.mark.filterwarnings("ignore:.*changes its own attributes")
+@pytest.mark.parametrize("family", ["mean_field", "point", "ensemble"])
+def test_each_model_has_its_own_buffers(family: str) -> None:
+    """A running mean, with one or more draws per step."""
+    posterior, num_draws = FAMILIES[family]
+    net = lambda: nn.Sequential(Averaging(assigns=False), nn.Linear(INPUTS, 4), nn.Tanh(), nn.Linear(4, 2))  # noqa: E731
+    stack = check_equal(make_models(posterior, net=net), make_batches(torch.float64), num_draws)
+    assert "change their buffers" in str(stack.loop_reason)
+
+
 @pytest.mark.parametrize(
     ("net", "reason"),
     [
+        (
+            lambda: nn.Sequential(Averaging(assigns=True), nn.Linear(INPUTS, 4), nn.Tanh(), nn.Linear(4, 2)),
+            "change their buffers",
+        ),
+        (
+            lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(INPUTS, 4)), nn.Linear(4, 2)),
+            "change their buffers",
+        ),
         (lambda: nn.Sequential(nn.Linear(INPUTS, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), "BatchNorm1d"),
         (Recurrent, "GRU"),
         (Branching, "vmap refused"),

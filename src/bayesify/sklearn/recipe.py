@@ -440,8 +440,9 @@ def _recalibrated(fitted: FittedTable, settled: tuple[Settled, ...], start: Star
         places.append(found.cdf(y).detach().double().flatten().numpy())
         weights.append(share.unsqueeze(-1).expand_as(y).flatten().numpy())
     if places:
-        fit = Recalibration.of if sum(map(np.sum, weights)) >= MIN_ROWS else Recalibration.of_few
-        units = replace(units, recalibration=fit(np.concatenate(places), np.concatenate(weights)))
+        u, shares = np.concatenate(places), np.concatenate(weights)
+        fit = Recalibration.of if min(len(shares), shares.sum()) >= MIN_ROWS else Recalibration.of_few
+        units = replace(units, recalibration=fit(u, shares))
     return replace(fitted, units=units, settled=settled if settings.method.posterior is not None else ())
 
 
@@ -459,7 +460,8 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
     if not fitted.settled:
         train_posteriors([model], [rows], [settings], effort=LATER_EFFORT_SHARE, start=False)
         return fitted
-    settled = fitted.settled[: 1 + len(begun.folds())]  # fewer folds if the rows no longer fit into one batch
+    most = None if len(begun.folds()) > 1 else 2  # only one fold if the rows no longer fit into one batch
+    settled = tuple(part for part in fitted.settled[:most] if len(begun.without(part.fold).rows))
     starts = [replace(begun.without(part.fold), network=part.network, likelihood=part.likelihood) for part in settled]
     starts, models = settle_further(starts), [cast(BayesianNetwork, part.model) for part in settled]
     for start, one in zip(starts, models, strict=True):
@@ -473,8 +475,9 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
     )
     folds = _list_folds(begun, True) if len(settled) == 1 else []
     if folds:
-        fresh = replace(begun, network=_make_network(rows, y.shape[1], settings)[1])
-        settled += _train_several([fresh], [folds], True)[0]
+        shape, seed = fitted.network, derive_seed(fitted.seed, "network")
+        net = _make_network(rows, y.shape[1], settings)[1] if shape is None else shape.make(seed)
+        settled += _train_several([replace(begun, network=net)], [folds], True)[0]
     return _recalibrated(fitted, settled, begun)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,11 +71,15 @@ class Rows:
         return first, place.reshape(-1)
 
     def folds(self, count: int, seed: int) -> np.ndarray:
-        """Fold of each row, [N], among `count` folds. The fold of a row depends only on the row's values and the seed, so that it
-        stays the same if other rows are added."""
-        salt = seed.to_bytes(8, "big")
-        found = (hashlib.blake2b(row.tobytes(), digest_size=8, salt=salt) for row in np.column_stack((self.x, self.y)))
-        return np.array([int.from_bytes(one.digest(), "big") % count for one in found], dtype=np.int64)
+        """Fold of each row, [N], among `count` folds. The fold of a row depends only on the row's values, the number of earlier
+        copies of the row, and the seed, so that it stays the same if other rows are added. Copies go to the folds in turn."""
+        salt, values = seed.to_bytes(8, "big"), np.column_stack((self.x, self.y)) + 0.0  # makes 0.0 of -0.0
+        copies, found = Counter[int](), []
+        for row in values:
+            digest = int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8, salt=salt).digest(), "big")
+            found.append((digest + copies[digest]) % count)
+            copies[digest] += 1
+        return np.array(found, dtype=np.int64)
 
     @classmethod
     def of(cls, parts: Sequence[Rows]) -> Rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -98,7 +99,9 @@ def _estimate_noise(start: Start) -> tuple[Start, float]:
     """Two values after a round of training: the `Start` with the noise and the leverage; and the log evidence at the old noise."""
     x, y, weights = start.rows.thinned(FULL_BATCH_ROWS, derive_seed(start.settings.seed, "evidence")).tensors()
     net, likelihood, prior = copy.deepcopy(start.network).eval(), start.fixed_likelihood, start.settings.prior
-    laplace = laplace_around(net, likelihood, [(x, y, weights)], prior=prior, most=MAX_FULL_WEIGHTS)
+    with warnings.catch_warnings():  # about a network in the middle of its training
+        warnings.filterwarnings("ignore", message="Laplace.fit: the network has learned little")
+        laplace = laplace_around(net, likelihood, [(x, y, weights)], prior=prior, most=MAX_FULL_WEIGHTS)
     found = laplace.predict(x)
     assert isinstance(found, RegressionPredictive)
     leverage = (found.epistemic / _noise(start)).clamp(max=MAX_LEVERAGE).detach()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +11,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesify.baselines.temperature_scaling import TemperatureScaling
 from bayesify.conversion import bayesianize
@@ -88,8 +88,12 @@ class Start:
         return held
 
     def without(self, fold: Fold | None) -> Start:
-        """The start of a training run without the rows of a fold."""
-        return self if fold is None else replace(self, rows=self.rows[~self.holds_out(fold)])
+        """The start of a training run without the rows of a fold, with as many steps per epoch as with these rows."""
+        if fold is None:
+            return self
+        rows, num_batches = self.rows[~self.holds_out(fold)], len(self.settings.batches(self.rows))
+        size = self.settings.batch_size if num_batches == 1 else max(1, math.ceil(len(rows) / num_batches))
+        return replace(self, rows=rows, settings=replace(self.settings, batch_size=size))
 
     def point(self) -> BayesianNetwork:
         """The untrained network from which the search for the maximum a posteriori starts."""
@@ -134,6 +138,7 @@ def train_methods(starts: Sequence[Start]) -> list[Predictor]:
                          start=not (method.is_point or settled))  # fmt: skip
         return bnns
     alike = len(starts) > 1 and len(_shapes([start.network for start in starts])) == 1
+    alike = alike and not _has_state(starts[0].network)
     alone = not alike or any(len(start.settings.batches(start.rows)) > 1 for start in starts)
     if not alone and method.make is not None:
         found = _train_stack(starts)
@@ -219,8 +224,7 @@ def train_posteriors(
             phase keeps the noise fixed, because learned noise would shrink with the residuals.
     """
     one_batch = all(len(own.batches(part)) == 1 for own, part in zip(settings, rows, strict=True))
-    norms = any(isinstance(module, _BatchNorm) for module in bnns[0].modules())  # batch norms would see padding rows
-    if len(bnns) > 1 and len(_shapes(bnns)) == 1 and one_batch and not norms:
+    if len(bnns) > 1 and len(_shapes(bnns)) == 1 and one_batch and not _has_state(bnns[0].network):
         seeds = [derive_seed(own.seed, "draws", 0) for own in settings]  # the seeds that `fit` uses
         stack, batch = ModelStack(bnns, seeds=seeds), stacked(rows)
         noises = [stack.stacked(name) for name, _ in _noise_parameters(bnns[0])]
@@ -235,6 +239,11 @@ def train_posteriors(
         noises = [parameter for _, parameter in _noise_parameters(bnn)]
         with own_generators(seed=derive_seed(own.seed, "training")):
             _train_phases(bnn, batches, noises, own, effort, start, num_data=len(part), kl_weight=share)
+
+
+def _has_state(network: nn.Module) -> bool:
+    """Whether a network has buffers, such as the statistics of BatchNorm. In a stack, they would also see padding rows."""
+    return next(network.buffers(), None) is not None
 
 
 def _shapes(models: Sequence[nn.Module]) -> set[tuple[torch.Size, ...]]:

@@ -103,7 +103,7 @@ class ModelStack(nn.Module, Trainable):
         self._sources = None if seeds is None else [NoiseSource(torch.Generator().manual_seed(seed)) for seed in seeds]
         self._perceptrons = Perceptrons.of(models, template) if vectorize else None
         self.loop_reason = _loop_reason(template) if vectorize else "vectorize=False"
-        self._vmaps = Vmaps()
+        self._vmaps, self._is_new = Vmaps(), True
         self._shared = likelihoods is not None
         if likelihoods is not None:
             self._share(likelihoods)
@@ -153,7 +153,8 @@ class ModelStack(nn.Module, Trainable):
                 frozen[name] = list(template.prior.every)
                 continue
             rows = [model.get_buffer(name) for model in models]
-            if normalizes or not all(torch.equal(rows[0], row) for row in rows[1:]):
+            own = isinstance(template, BayesianNetwork) and name.startswith("network.")  # the network may update it
+            if normalizes or own or not all(torch.equal(rows[0], row) for row in rows[1:]):
                 frozen[name] = rows
         for name, rows in frozen.items():
             names[name] = name.replace(".", SEPARATOR)
@@ -323,6 +324,8 @@ class ModelStack(nn.Module, Trainable):
         sources = self._sources or source_of(generator)
         if self.loop_reason is not None:
             return self._one_by_one(batch, options, sources)
+        if self._is_new and self._own_buffers():
+            return self._by_first_pass(batch, options, sources)
         like = next(self.parameters())
         captured = like.is_cuda and torch.cuda.is_current_stream_capturing()
         before = [] if captured else _states(sources)
@@ -343,6 +346,19 @@ class ModelStack(nn.Module, Trainable):
             return found
         _set_states(sources, before)  # the loop repairs a failed factorization, or reports the error
         return self._one_by_one(batch, options, sources)
+
+    def _by_first_pass(self, batch: Batch, options: _Options, sources: _Sources) -> tuple[Tensor, Tensor]:
+        """`_one_by_one`, and find out whether the networks change their buffers. `vmap` would lose such changes."""
+        before = [(buffer, buffer._version) for buffer in self._own_buffers()]
+        found, self._is_new = self._one_by_one(batch, options, sources), False
+        if any(buffer._version != version for buffer, version in before):
+            self.loop_reason = "the networks change their buffers"
+        return found
+
+    def _own_buffers(self) -> list[Tensor]:
+        """The stacked buffers of the networks."""
+        found = (getattr(self, key) for name, key in self._names.items() if name.startswith("network."))
+        return [buffer for buffer in found if not buffer.requires_grad]
 
     def _by_vmap(self, batch: Batch, options: _Options, sources: _Sources) -> tuple[Tensor, Tensor]:
         axis, values = 0 if isinstance(batch, StackedBatch) else None, self._values()
@@ -375,6 +391,10 @@ class ModelStack(nn.Module, Trainable):
         template = self._template[0]
         with swapped(template, {name: values[key] for name, key in self._names.items()}):
             found: tuple[Tensor, Tensor] = template.terms(batch, **options, generator=noise)
+            for name, buffer in template.named_buffers():
+                given = values[self._names[name]] if name in self._names else buffer
+                if buffer is not given:  # the network has assigned it
+                    given.detach().copy_(buffer)
         return found
 
     def _values(self) -> dict[str, Tensor]:
