@@ -298,6 +298,20 @@ def test_a_fold_trains_with_as_many_steps(num_rows: int, batch_size: int | None)
 
 
 @pytest.mark.usefixtures("one_round")
+def test_later_calls_train_every_fold_with_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, counts = curve(120, 0.2), list[int]()
+    model = BayesianRegressor("mean_field", hidden=(3,), epochs=2, random_state=0, batch_size=105)
+    model.partial_fit(rows.x[:80], rows.y[:80])
+
+    def train(bnns: Any, parts: Any, settings: Any, **_: Any) -> None:
+        counts.extend(len(own.batches(part)) for part, own in zip(parts, settings, strict=True))
+
+    monkeypatch.setattr(recipe, "train_posteriors", train)
+    model.partial_fit(rows.x[80:], rows.y[80:])
+    assert counts == [2] * 7
+
+
+@pytest.mark.usefixtures("one_round")
 @pytest.mark.parametrize("num_rows", [100, 300])
 def test_chains_train_on_one_fold(num_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = list[int]()

@@ -466,9 +466,8 @@ def fit_further(fitted: FittedTable, table: TrainingTable, settings: Settings) -
     starts, models = settle_further(starts), [cast(BayesianNetwork, part.model) for part in settled]
     for start, one in zip(starts, models, strict=True):
         one.require_likelihood("partial_fit").load_state_dict(start.likelihood.state_dict())
-    train_posteriors(
-        models, [start.rows for start in starts], [settings] * len(starts), effort=LATER_EFFORT_SHARE, start=False
-    )
+    parts, own = [start.rows for start in starts], [start.settings for start in starts]
+    train_posteriors(models, parts, own, effort=LATER_EFFORT_SHARE, start=False)
     settled = tuple(
         replace(part, network=start.network, likelihood=start.likelihood)
         for part, start in zip(settled, starts, strict=True)
