@@ -61,7 +61,8 @@ class ModelStack(nn.Module, Trainable):
     on a CPU, a step takes 0.6 times as long for ten 8-50-50-1 networks, and equally long for ten 100-500-500-1
     networks. Models that are not such perceptrons run with `vmap`. Models with recurrent layers, attention, BatchNorm or anything
     else that `vmap` refuses run in a loop over the models, and so do networks whose first pass changes their buffers. Models with
-    convolutions also run in a loop, because a loop is faster for them. A loop gives the same results as `vmap`; `loop_reason` says why it is used.
+    convolutions also run in a loop, because a loop is faster for them. A loop gives the same results as `vmap`; `loop_reason`
+    says why it is used.
 
     Args:
         models: Trainable modules of the same kind (`BayesianNetwork`, `DeepGP`). Only `unstack` changes them.
